@@ -1,0 +1,1 @@
+"""The engine of rackside: everything that works without a screen."""

@@ -1,0 +1,28 @@
+"""What exists: devices, node types, clusters, models, plans and policies as typed, frozen values."""
+
+from engine.profile.cluster import Cluster, Inlet, Network, Node, Price, Ssh, SshAddress, parse_address
+from engine.profile.document import ProfileError
+from engine.profile.hardware import Cooling, Device, NodeType
+from engine.profile.model import Model
+from engine.profile.plan import Optimizations, Parallelism, Plan
+from engine.profile.policy import Policy
+
+__all__ = [
+    "Cluster",
+    "Cooling",
+    "Device",
+    "Inlet",
+    "Model",
+    "Network",
+    "Node",
+    "NodeType",
+    "Optimizations",
+    "Parallelism",
+    "Plan",
+    "Policy",
+    "Price",
+    "ProfileError",
+    "Ssh",
+    "SshAddress",
+    "parse_address",
+]

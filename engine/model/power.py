@@ -1,0 +1,63 @@
+"""Board power against clock, activity and temperature, and the clock that a power limit allows. Arrays over GPUs.
+
+P = leakage e^(k (T - 60)) + memory + core a f V(f)^2: dynamic CMOS power with temperature-dependent leakage; the
+constants and their source stand in the device profile.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.profile import Device
+
+Floats = npt.NDArray[np.float64]
+
+# Activity of a phase: share of the core's switching at full matrix load. Bounds from published shares of TDP:
+# compute-bound 0.92-1.0, memory-bound 0.63-0.69, waiting with a resident process 0.25.
+ACTIVITY = {"matmul": 1.0, "attention": 0.9, "memory": 0.55, "communication": 0.3, "wait": 0.12}
+
+
+def voltage(device: Device, clock_mhz: Floats | float) -> Floats:
+    """Core voltage at a clock, V: flat up to the knee, then with the square of the clock above it."""
+    p = device.power
+    rise = np.clip((np.asarray(clock_mhz, float) - p.knee_mhz) / (device.clock.max - p.knee_mhz), 0.0, 1.0)
+    return np.asarray(p.v_min + (p.v_max - p.v_min) * rise**2)
+
+
+def power_w(
+    device: Device, activity: Floats | float, clock_mhz: Floats | float, temperature_c: Floats | float
+) -> Floats:
+    """Board power, W. `activity` 0 (idle) to 1 (matrix products without a pause)."""
+    p = device.power
+    a, f = np.asarray(activity, float), np.asarray(clock_mhz, float)
+    leakage = p.leakage_w * np.exp(p.leakage_per_k * (np.asarray(temperature_c, float) - 60.0))
+    busy = np.minimum(a / ACTIVITY["memory"], 1.0)
+    memory = p.memory_idle_w + busy * (p.memory_active_w + p.memory_clocked_w * f / device.clock.max)
+    return np.asarray(leakage + memory + p.core_w_per_mhz_v2 * a * f * voltage(device, f) ** 2)
+
+
+def clock_under_limit(
+    device: Device, activity: Floats | float, limit_w: Floats | float, temperature_c: Floats | float
+) -> Floats:
+    """The highest clock (MHz, whole steps, not below idle) at which power stays within the limit."""
+    a, limit, t = np.broadcast_arrays(
+        np.asarray(activity, float), np.asarray(limit_w, float), np.asarray(temperature_c, float)
+    )
+    clocks = np.arange(device.clock.max, device.clock.idle - 0.5, -device.clock.step)
+    fits = power_w(device, a[..., None], clocks, t[..., None]) <= limit[..., None]
+    first = np.argmax(fits, axis=-1)
+    return np.asarray(np.where(fits.any(axis=-1), clocks[first], clocks[-1]))
+
+
+def activity_of(
+    device: Device, measured_w: Floats | float, clock_mhz: Floats | float, temperature_c: Floats | float
+) -> Floats:
+    """The activity that explains a measured power: power_w solved for a by bisection, within 0 to 1.3."""
+    low = np.zeros(np.shape(measured_w))
+    high = np.full(np.shape(measured_w), 1.3)
+    for _ in range(30):
+        middle = (low + high) / 2
+        over = power_w(device, middle, clock_mhz, temperature_c) > measured_w
+        low, high = np.where(over, low, middle), np.where(over, middle, high)
+    return np.asarray((low + high) / 2)
