@@ -1,0 +1,595 @@
+"""rackside_hook: let an operator see a training job and change its microbatch or its split between ranks, live.
+
+One file, standard library only, Python 3.8 or newer; copy it beside a training script
+(`rackside hook > rackside_hook.py`) or install rackside. In the training loop of every data-parallel rank:
+
+    hook = Hook(job="pretrain", microbatch=8, global_batch=256, rank=rank, world_size=world, store=store)
+    settings = hook.step()                                  # settings of the step about to start
+    while training:
+        for microbatch in split(settings.samples(rank), settings.microbatch): ...
+        settings = hook.step(loss=loss, tokens=tokens, step_time_s=seconds)
+
+Rank 0 serves a Unix socket that only its own user (and root) can open; no network port. A change takes effect on all
+ranks at the same step boundary. The hook never raises into a running job because of its own trouble: it warns once and
+the job goes on without it.
+
+A change leaves training the same up to rounding if each step uses the fixed samples that `Settings.samples` hands
+out, the loss is divided by the tokens of the whole global batch, randomness is keyed by sample, and each rank
+synchronises its gradients once a step. FSDP wants the same number of microbatches on every rank: pass
+`rebalance=False` there. `Hook(job=...)` alone shows the job without offering changes.
+"""
+
+import atexit
+import collections
+import json
+import math
+import os
+import re
+import selectors
+import socket
+import stat
+import struct
+import tempfile
+import threading
+import time
+import warnings
+
+PROTOCOL = 1
+LINE_LIMIT = 1 << 16
+BUFFER_LIMIT = 1 << 20
+REMEMBERED = 1024
+
+# A step synchronises gradients once, so no rank can begin step n + 1 before rank 0 has begun step n. A record that
+# rank 0 writes before its step n is therefore in the store before any rank asks for it ahead of step n + 1; one more
+# step is margin for trainers that overlap the synchronisation with the next step.
+STEPS_AHEAD = 2
+
+
+class Settings(collections.namedtuple("Settings", "step microbatch microbatches offsets")):
+    """What a step runs with: `microbatch` samples in a forward pass, `microbatches[r]` of them on rank r."""
+
+    __slots__ = ()
+
+    def samples(self, rank):
+        """The sample indices (0 .. global batch - 1) that `rank` takes in this step: contiguous, disjoint, complete."""
+        first = self.offsets[rank] * self.microbatch
+        return range(first, first + self.microbatches[rank] * self.microbatch)
+
+    def as_dict(self):
+        return {"step": self.step, "microbatch": self.microbatch, "microbatches": list(self.microbatches)}
+
+
+def make_settings(step, microbatch, microbatches):
+    """Settings with the sample offsets of each rank worked out."""
+    offsets, total = [], 0
+    for count in microbatches:
+        offsets.append(total)
+        total += count
+    return Settings(step, microbatch, tuple(microbatches), tuple(offsets))
+
+
+def even_split(total, ranks):
+    """`total` microbatches over `ranks`, as even as whole numbers allow; the first ranks take the rest."""
+    least, rest = divmod(total, ranks)
+    return [least + (rank < rest) for rank in range(ranks)]
+
+
+def split_for(microbatch, before, global_batch):
+    """The split with another microbatch: each rank keeps its samples where they divide into microbatches on every rank,
+    else all ranks take the even split."""
+    samples = [count * before.microbatch for count in before.microbatches]
+    if all(share % microbatch == 0 for share in samples):
+        return [share // microbatch for share in samples]
+    return even_split(global_batch // microbatch, len(samples))
+
+
+def fitting_microbatches(global_batch, ranks, most=None):
+    """Microbatches that divide the global batch and leave at least one for each rank."""
+    top = min(global_batch // ranks, most or global_batch)
+    return [m for m in range(1, top + 1) if global_batch % m == 0]
+
+
+class Refused(Exception):
+    """A command that the hook does not carry out; the text is a sentence for the operator."""
+
+
+def whole(value, name):
+    """`value` as a whole number, or Refused; true and 3.0 are not whole numbers here."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Refused("%s must be a whole number, not %r." % (name, value))
+    return value
+
+
+class Hook(object):
+    """One for each data-parallel rank. `store` is the process group's key-value store (set, get, add)."""
+
+    def __init__(
+        self,
+        job,
+        microbatch=1,
+        global_batch=None,
+        rank=0,
+        world_size=1,
+        store=None,
+        directory=None,
+        tokens_per_sample=None,
+        framework="pytorch",
+        plan=None,
+        device=None,
+        host=None,
+        max_microbatch=None,
+        rebalance=True,
+    ):
+        if not (0 <= rank < world_size):
+            raise ValueError("rank %d is not one of the %d ranks 0 to %d." % (rank, world_size, world_size - 1))
+        if world_size > 1 and store is None:
+            raise ValueError("%d ranks need the process group's store to change at the same step." % world_size)
+        changeable = global_batch is not None
+        global_batch = global_batch or microbatch * world_size
+        fits = fitting_microbatches(global_batch, world_size, max_microbatch)
+        if microbatch not in fits:
+            raise ValueError(
+                "microbatch %d does not fit a global batch of %d on %d ranks; %s do."
+                % (microbatch, global_batch, world_size, ", ".join(map(str, fits)) or "none")
+            )
+        self.job, self.rank, self.world_size = job, rank, world_size
+        self.global_batch, self.max_microbatch = global_batch, max_microbatch
+        self._store, self._prefix = store, "rackside/%s/" % job
+        self.settings = make_settings(0, microbatch, even_split(global_batch // microbatch, world_size))
+        self._seen, self._written, self._pending, self._trouble = 0, 0, [], ""
+        self._pid, self._ranks, self._server = os.getpid(), None, None
+        place = {"rank": rank, "host": host or socket.gethostname(), "pid": os.getpid(), "device": device}
+        self._register(place)
+        if rank == 0:
+            self._facts = {
+                "job": job,
+                "pid": os.getpid(),
+                "host": place["host"],
+                "framework": framework,
+                "world_size": world_size,
+                "global_batch": global_batch,
+                "tokens_per_sample": tokens_per_sample,
+                "plan": plan,
+                "can": (["microbatch"] + ["rebalance"] * bool(rebalance)) if changeable else [],
+            }
+            self._serve(directory)
+        atexit.register(self.close)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def samples(self, rank=None):
+        """The sample indices that a rank (this one by default) takes in the coming step."""
+        return self.settings.samples(self.rank if rank is None else rank)
+
+    def step(self, loss=None, tokens=None, step_time_s=None):
+        """Once a step, at its boundary: report what ended, return the Settings of the step that begins.
+
+        The first call begins step 1. Alone and with nobody attached this takes a few microseconds; with a store, one
+        round trip to it.
+        """
+        ended = self.settings
+        number = ended.step + 1
+        server = self._server
+        if server is not None and server.attached:
+            try:
+                self._report(server, ended, loss, tokens, step_time_s)
+            except Exception as error:  # never into the job
+                self._give_up("reporting failed: %r" % (error,))
+        try:
+            if server is not None and server.commands:
+                self._accept(server, number)
+            if self._store is not None:
+                self._fetch()
+        except Exception as error:
+            self._give_up("the process group's store failed: %r" % (error,))
+        if self._pending and self._pending[0]["step"] <= number:
+            self._apply(number)
+        else:
+            self.settings = Settings(number, ended.microbatch, ended.microbatches, ended.offsets)
+        return self.settings
+
+    def close(self):
+        """Stop serving and remove the socket. Safe to call twice, and in a forked child."""
+        if self._server is not None and os.getpid() == self._pid:
+            self._server.close()
+            self._server = None
+
+    def _serve(self, directory):
+        try:
+            self._server = Server(directory, self.job, self._greeting)
+            self._server.start()
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self._server.forget)
+        except (OSError, UnsafeDirectory) as error:
+            self._server = None
+            warnings.warn("rackside: no console can reach this job: %s. The job goes on." % (error,), RuntimeWarning, 3)
+
+    def _give_up(self, why):
+        if not self._trouble:
+            self._trouble = why
+            warnings.warn("rackside: %s. The job goes on; live changes may be off." % why, RuntimeWarning, 3)
+
+    def _register(self, place):
+        """Tell rank 0 where this rank runs; counted, because a store's `get` may block on a key that is not there."""
+        if self._store is None:
+            self._ranks = [place]
+            return
+        try:
+            self._store.set(self._prefix + "rank/%d" % self.rank, json.dumps(place))
+            self._store.add(self._prefix + "ranks", 1)
+        except Exception as error:
+            self._give_up("the process group's store failed: %r" % (error,))
+
+    def _greeting(self):
+        found = dict(self._facts, rackside_hook=PROTOCOL, step=self.settings.step, ranks=self._ranks)
+        found["settings"] = self.settings.as_dict()
+        return found
+
+    def _report(self, server, ended, loss, tokens, step_time_s):
+        if self._ranks is None and int(self._store.add(self._prefix + "ranks", 0)) >= self.world_size:
+            self._ranks = [json.loads(self._text(self._prefix + "rank/%d" % r)) for r in range(self.world_size)]
+            server.tell({"event": "ranks", "ranks": self._ranks})
+        if ended.step:
+            event = {"event": "step", "step": ended.step, "time": time.time(), "loss": finite(loss)}
+            event.update(tokens=finite(tokens), step_time_s=finite(step_time_s), settings=ended.as_dict())
+            server.tell(event, droppable=True)
+
+    def _text(self, key):
+        value = self._store.get(key)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def _accept(self, server, number):
+        """Rank 0: give each waiting command its step and pass it to all ranks."""
+        while server.commands:
+            command = server.commands.popleft()
+            at = number + (STEPS_AHEAD if self._store is not None else 0)
+            record = dict(command, step=max([at] + [p["step"] for p in self._pending]))
+            if self._store is None:
+                self._pending.append(record)
+            else:
+                # The record first, the counter after it: who sees the counter can read the record.
+                self._written += 1
+                self._store.set(self._prefix + "command/%d" % self._written, json.dumps(record))
+                self._store.add(self._prefix + "commands", 1)
+            server.state(command["id"], {"state": "scheduled", "step": record["step"]})
+
+    def _fetch(self):
+        """All ranks: read the counter (no collective) and the records behind it."""
+        count = int(self._store.add(self._prefix + "commands", 0))
+        while self._seen < count:
+            self._seen += 1
+            self._pending.append(json.loads(self._text(self._prefix + "command/%d" % self._seen)))
+
+    def _apply(self, number):
+        """Settings of step `number`, with every command that is due; all ranks come to the same result."""
+        now = self.settings
+        now = Settings(number, now.microbatch, now.microbatches, now.offsets)
+        while self._pending and self._pending[0]["step"] <= number:
+            command, before = self._pending.pop(0), now
+            try:
+                now = self._changed(now, command)
+                outcome = {"state": "applied", "step": number, "before": before.as_dict(), "settings": now.as_dict()}
+            except Refused as error:
+                outcome = {"state": "rejected", "reason": str(error)}
+            if self._server is not None:
+                self._server.state(command["id"], outcome)
+        self.settings = now
+
+    def _changed(self, now, command):
+        total = self.global_batch
+        if command["do"] == "microbatch":
+            m = whole(command.get("microbatch"), "microbatch")
+            fits = fitting_microbatches(total, self.world_size, self.max_microbatch)
+            if m not in fits:
+                raise Refused(
+                    "Microbatch %d does not fit the global batch of %d on %d ranks; %s would."
+                    % (m, total, self.world_size, ", ".join(map(str, fits)))
+                )
+            return make_settings(now.step, m, split_for(m, now, total))
+        counts = command.get("microbatches")
+        if not isinstance(counts, list) or len(counts) != self.world_size:
+            raise Refused("The split must name one number for each of the %d ranks." % self.world_size)
+        counts = [whole(c, "each rank's count") for c in counts]
+        want = total // now.microbatch
+        if min(counts) < 0 or sum(counts) != want:
+            raise Refused("The split must add up to %d microbatches, none below 0; not to %d." % (want, sum(counts)))
+        return make_settings(now.step, now.microbatch, counts)
+
+
+def finite(value):
+    """A float that JSON can carry, or None."""
+    try:
+        value = float(value)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+class UnsafeDirectory(Exception):
+    """The socket's directory is not ours alone."""
+
+
+def socket_directory(directory=None):
+    """Where sockets live: `directory`, $RACKSIDE_HOOK_DIR, $XDG_RUNTIME_DIR/rackside or /tmp/rackside-<uid>.
+
+    Made with mode 0700; UnsafeDirectory when somebody else owns it or may write there.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    path = directory or os.environ.get("RACKSIDE_HOOK_DIR")
+    path = path or (os.path.join(runtime, "rackside") if runtime else "/tmp/rackside-%d" % os.getuid())
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise UnsafeDirectory("%s is not a directory" % path)
+    if found.st_uid != os.getuid():
+        raise UnsafeDirectory("%s belongs to another user (uid %d)" % (path, found.st_uid))
+    if found.st_mode & 0o077:
+        raise UnsafeDirectory("%s is open to others (mode %03o); chmod 700 it" % (path, found.st_mode & 0o777))
+    return path
+
+
+class Client(object):
+    """One attached console: bytes read and not yet parsed, bytes to send."""
+
+    def __init__(self, connection):
+        self.connection, self.read, self.write = connection, bytearray(), bytearray()
+        self.greeted, self.closing, self.operator = False, False, ""
+
+
+class Server(threading.Thread):
+    """Serves the socket on a thread of its own; the training thread only appends to deques and wakes it."""
+
+    def __init__(self, directory, job, greeting):
+        threading.Thread.__init__(self, name="rackside-hook", daemon=True)
+        self.commands = collections.deque()
+        self.attached = 0
+        self._greeting = greeting
+        self._outbox = collections.deque()
+        self._states = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._clients = {}
+        self._running = True
+        self._listener, self.path = self._listen(socket_directory(directory), job)
+        self._inode = os.stat(self.path).st_ino
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+
+    @staticmethod
+    def _listen(directory, job):
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", job).lstrip(".")[:48] or "job"
+        path = os.path.join(directory, name + ".sock")
+        if os.path.exists(path):
+            probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            probe.settimeout(1)
+            try:
+                probe.connect(path)
+                path = os.path.join(directory, "%s-%d.sock" % (name, os.getpid()))  # a living job has the name
+            except OSError:
+                os.unlink(path)  # left by a dead one
+            finally:
+                probe.close()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Bound under a private name, given its mode, then moved into place: never seen with wider permissions.
+        private = tempfile.mktemp(prefix=".", suffix=".new", dir=directory)
+        listener.bind(private)
+        os.chmod(private, 0o600)
+        listener.listen(16)
+        listener.setblocking(False)
+        os.rename(private, path)
+        return listener, path
+
+    # Called by the training thread.
+
+    def tell(self, message, droppable=False):
+        """Send to every attached client; a droppable message is left out where a client is slow."""
+        self._outbox.append((message, droppable))
+        self._wake()
+
+    def state(self, command_id, state):
+        """Record where a command stands, and tell everybody."""
+        with self._lock:
+            known = self._states.setdefault(command_id, {})
+            known.update(state)
+            known["id"] = command_id
+            while len(self._states) > REMEMBERED:
+                self._states.popitem(last=False)
+            message = dict(known)
+        self.tell(message)
+
+    def close(self):
+        """Say goodbye, stop the thread and remove the socket if it still is ours."""
+        self._outbox.append(({"event": "closing"}, False))
+        self._running = False
+        self._wake()
+        if threading.current_thread() is not self:
+            self.join(2)
+        try:
+            if os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        except OSError:
+            pass
+
+    def forget(self):
+        """In a forked child, which has no thread to serve them: let go of the listener and the consoles."""
+        self.attached = 0
+        self._listener.close()
+        for client in self._clients.values():
+            client.connection.close()
+
+    def _wake(self):
+        try:
+            os.write(self._wake_write, b".")
+        except (BlockingIOError, OSError):
+            pass  # a full pipe wakes the thread just as well
+
+    # The thread's own.
+
+    def run(self):
+        while self._running:
+            for key, mask in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._welcome()
+                elif key.data is None:
+                    self._drain()
+                else:
+                    self._serve_client(key.data, mask)
+            self._send_outbox()
+        self._send_outbox()
+        for client in list(self._clients.values()):
+            self._flush(client)
+            self._drop(client)
+        self._listener.close()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _drain(self):
+        try:
+            while os.read(self._wake_read, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _welcome(self):
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        if not same_user(connection):
+            connection.close()
+            return
+        client = Client(connection)
+        self._clients[connection.fileno()] = client
+        self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _serve_client(self, client, mask):
+        if mask & selectors.EVENT_WRITE:
+            self._flush(client)
+        if client.connection.fileno() < 0 or not mask & selectors.EVENT_READ:
+            return
+        try:
+            data = client.connection.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+            return
+        client.read += data
+        while b"\n" in client.read and not client.closing:
+            line, _, rest = client.read.partition(b"\n")
+            client.read = bytearray(rest)
+            self._line(client, bytes(line))
+        if len(client.read) > LINE_LIMIT:
+            self._refuse(client, "a line is longer than %d bytes" % LINE_LIMIT)
+        self._flush(client)
+
+    def _line(self, client, line):
+        try:
+            message = json.loads(line.decode("utf-8"))
+            if not isinstance(message, dict):
+                raise ValueError
+        except (ValueError, RecursionError):
+            self._refuse(client, "a line is not a JSON object")
+            return
+        if not client.greeted:
+            if message.get("hello") != PROTOCOL:
+                self._refuse(client, "this hook speaks protocol %d, not %r" % (PROTOCOL, message.get("hello")))
+                return
+            client.greeted, client.operator = True, str(message.get("operator", ""))[:120]
+            self.attached += 1
+            self._queue(client, self._greeting())
+        elif "ask" in message:
+            with self._lock:
+                known = self._states.get(str(message["ask"]), {"state": "unknown", "id": message["ask"]})
+                known = dict(known)
+            self._queue(client, known)
+        elif "do" in message:
+            self._command(client, message)
+        else:
+            self._refuse(client, "a line says neither 'do' nor 'ask'")
+
+    def _command(self, client, message):
+        command_id = message.get("id")
+        if not isinstance(command_id, str) or not 0 < len(command_id) <= 128:
+            self._refuse(client, "a command needs an 'id', a text of 1 to 128 characters")
+            return
+        if message["do"] not in self._greeting()["can"]:
+            state = {"id": command_id, "state": "rejected", "reason": "This job does not offer %r." % (message["do"],)}
+            self._queue(client, state)
+            return
+        with self._lock:
+            known = self._states.get(command_id)
+            if known is None:
+                self._states[command_id] = {"id": command_id, "state": "accepted", "operator": client.operator}
+        if known is not None:
+            self._queue(client, dict(known))  # a repeated id is answered, never applied twice
+        else:
+            self.commands.append(message)
+
+    def _refuse(self, client, why):
+        self._queue(client, {"error": "rackside_hook closes this connection: %s." % why, "rackside_hook": PROTOCOL})
+        client.closing = True
+
+    def _send_outbox(self):
+        while self._outbox:
+            message, droppable = self._outbox.popleft()
+            for client in list(self._clients.values()):
+                if client.greeted and not (droppable and len(client.write) > LINE_LIMIT):
+                    self._queue(client, message)
+        for client in list(self._clients.values()):
+            if client.write:
+                self._flush(client)
+
+    def _queue(self, client, message):
+        client.write += json.dumps(message).encode() + b"\n"
+
+    def _flush(self, client):
+        try:
+            while client.write:
+                del client.write[: client.connection.send(client.write)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(client)
+            return
+        if len(client.write) > BUFFER_LIMIT or (client.closing and not client.write):
+            self._drop(client)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.write else 0)
+        try:
+            self._selector.modify(client.connection, wanted, client)
+        except (KeyError, ValueError):
+            pass
+
+    def _drop(self, client):
+        number = client.connection.fileno()
+        if number < 0:
+            return
+        self._clients.pop(number, None)
+        if client.greeted:
+            self.attached -= 1
+        try:
+            self._selector.unregister(client.connection)
+        except (KeyError, ValueError):
+            pass
+        client.connection.close()
+
+
+def same_user(connection):
+    """Whether the peer is our own user or root; where the system cannot tell, the directory's mode has decided."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return True
+    credentials = connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] in (os.getuid(), 0)
