@@ -1,0 +1,105 @@
+"""Actions as values: what is asked, what it will do, how far it has come."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Stage(enum.Enum):
+    """Where an action stands. UNKNOWN: the line broke in flight; it may or may not have taken effect."""
+
+    PENDING = "pending"
+    ACKNOWLEDGED = "acknowledged"
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    UNDONE = "undone"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (Stage.PENDING, Stage.ACKNOWLEDGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """Power limits to set, W: node -> GPU index -> limit. `restore` gives back what was in force before instead."""
+
+    limits_w: Mapping[str, Mapping[int, float]]
+    restore: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return sum(len(of_node) for of_node in self.limits_w.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """Sequences in one forward pass; the global batch stays. `then` restores an uneven split after it (undo)."""
+
+    job: str
+    microbatch: int
+    then: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """How many microbatches each data-parallel rank runs; their sum stays."""
+
+    job: str
+    microbatches: tuple[int, ...]
+
+
+Action = Throttle | Microbatch | Rebalance
+
+
+def kind_of(action: Action) -> str:
+    """Name for the log: throttle, microbatch or rebalance."""
+    return type(action).__name__.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The job and the rack, settled: None where nothing is known."""
+
+    step_s: float | None
+    tokens_per_s: float | None
+    peak_c: float | None
+    power_w: float | None
+    memory_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """An action with its predicted effect. `refusal` says why it cannot be done; `notes` what else to know."""
+
+    title: str
+    action: Action
+    before: Outlook
+    after: Outlook
+    scope: str
+    refusal: str = ""
+    notes: tuple[str, ...] = ()
+    undoes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A confirmed action on its way. `before` is what to put back, filled once the action is known to be in force."""
+
+    id: str
+    time: float
+    operator: str
+    proposal: Proposal
+    stage: Stage = Stage.PENDING
+    step: int | None = None
+    reason: str = ""
+    before: Action | None = field(default=None)
+
+    @property
+    def line(self) -> str:
+        """One line for the screen."""
+        where = f" at step {self.step}" if self.step is not None else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.proposal.title} - {self.stage.value}{where}{why}"

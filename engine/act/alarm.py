@@ -1,0 +1,137 @@
+"""Alarms: what an operator must know, from a snapshot and nothing else. Each has a deadband, so that none flutters."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.profile import Policy
+from engine.telemetry.snapshot import NodeState, Snapshot
+
+DEADBAND_K = 2.0
+LINK_SHARE = 0.70
+LINK_DEADBAND = 0.05
+REMEDIES = "lower the tensor-parallel degree, enable GPUDirect RDMA, or move to a faster PCIe generation"
+THERMAL_SLOWDOWN = 0x8 | 0x20 | 0x40 | 0x80
+
+
+class Priority(enum.IntEnum):
+    """Lower is more urgent."""
+
+    CRITICAL = 1
+    WARNING = 2
+    NOTICE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """`key` stays the same while the trouble lasts; `row` is the GPU's row in the snapshot or -1."""
+
+    key: str
+    priority: Priority
+    text: str
+    since: float
+    node: str = ""
+    row: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    key: str
+    priority: Priority
+    text: str
+    node: str = ""
+    row: int = -1
+
+
+def alarms(
+    snapshot: Snapshot,
+    policy: Policy,
+    slowdown_c: Sequence[float],
+    job_troubles: Mapping[str, str],
+    before: Sequence[Alarm],
+) -> tuple[Alarm, ...]:
+    """The alarms that stand now, most urgent first; `slowdown_c` is each row's slowdown point from its profile.
+
+    The device's own figure, where it reports one, wins over the profile's.
+    """
+    standing = {a.key: a for a in before}
+    raised: list[_Raised] = []
+    raised += _nodes(snapshot)
+    raised += _heat(snapshot, policy, slowdown_c, standing)
+    raised += _links(snapshot, standing)
+    raised += [_Raised(f"job:{name}", Priority.CRITICAL, text) for name, text in job_troubles.items()]
+    found = [
+        Alarm(r.key, r.priority, r.text, standing[r.key].since if r.key in standing else snapshot.time, r.node, r.row)
+        for r in raised
+    ]
+    return tuple(sorted(found, key=lambda a: (a.priority, a.since, a.key)))
+
+
+def _nodes(snapshot: Snapshot) -> list[_Raised]:
+    out = []
+    for node in snapshot.nodes:
+        if node.state in (NodeState.DOWN, NodeState.ERROR):
+            out.append(_Raised(f"node:{node.name}", Priority.CRITICAL, f"{node.name}: {node.reason}", node.name))
+        elif node.state is NodeState.STALE:
+            out.append(_Raised(f"node:{node.name}", Priority.WARNING, f"{node.name}: {node.reason}", node.name))
+        out += [
+            _Raised(f"trouble:{node.name}:{text}", Priority.CRITICAL, f"{node.name}: {text}", node.name)
+            for text in node.troubles
+        ]
+    return out
+
+
+def _heat(
+    snapshot: Snapshot, policy: Policy, slowdown_c: Sequence[float], standing: Mapping[str, Alarm]
+) -> list[_Raised]:
+    table, out = snapshot.gpus, []
+    celsius, throttle = table["temperature_c"], table["throttle"]
+    own = table["slowdown_c"]
+    points = np.where(np.isnan(own), np.asarray(slowdown_c, float), own)
+    lowest = min(r.when.severity(float(np.nanmin(points, initial=200.0))) for r in policy.rules)
+    for row in np.flatnonzero(celsius > lowest - DEADBAND_K - 50):
+        key = f"heat:{table.node[row]}:{table.index[row]}"
+        band = DEADBAND_K if key in standing else 0.0
+        rule = policy.rule_for(float(celsius[row]) + band, float(points[row]))
+        if rule is None:
+            continue
+        urgent = celsius[row] >= points[row]
+        text = (
+            f"{table.node[row]} GPU {table.index[row]} at {celsius[row]:.0f} C, slows itself at {points[row]:.0f} C "
+            f"(policy {policy.name}: {rule.name})"
+        )
+        out.append(_Raised(key, Priority.CRITICAL if urgent else Priority.WARNING, text, table.node[row], int(row)))
+    bits = np.nan_to_num(throttle, nan=0.0).astype(np.int64)
+    for row in np.flatnonzero(bits & THERMAL_SLOWDOWN):
+        text = f"{table.node[row]} GPU {table.index[row]} is slowed by its own hardware ({_reasons(int(bits[row]))})"
+        out.append(
+            _Raised(f"slow:{table.node[row]}:{table.index[row]}", Priority.CRITICAL, text, table.node[row], int(row))
+        )
+    return out
+
+
+def _reasons(bits: int) -> str:
+    names = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+    return ", ".join(name for bit, name in names.items() if bits & bit)
+
+
+def _links(snapshot: Snapshot, standing: Mapping[str, Alarm]) -> list[_Raised]:
+    links, out = snapshot.links, []
+    busiest = np.fmax(links["rx_gb_s"], links["tx_gb_s"])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = busiest / links["peak_gb_s"]
+    for row, name in enumerate(links.name):
+        key = f"link:{links.node[row]}:{links.kind[row]}:{links.gpu[row]}:{name}"
+        where = f"{links.node[row]} {name}" if links.gpu[row] < 0 else f"{links.node[row]} GPU {links.gpu[row]} {name}"
+        if links.state[row] in ("inactive", "degraded"):
+            out.append(_Raised(key, Priority.WARNING, f"{where} is {links.state[row]}", links.node[row]))
+            continue
+        line = LINK_SHARE - (LINK_DEADBAND if key in standing else 0.0)
+        if share[row] > line:
+            text = f"{where} carries {share[row]:.0%} of its {links['peak_gb_s'][row]:.0f} GB/s: {REMEDIES}"
+            out.append(_Raised(key, Priority.NOTICE, text, links.node[row]))
+    return out

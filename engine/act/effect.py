@@ -1,0 +1,150 @@
+"""The predicted effect of an action: today's measured rack, moved by the model's ratios. Arrays over GPUs.
+
+Measured power, clock and temperature give each GPU's activity; a new limit gives a new clock; clocks and shares give
+the step; power gives the temperature. What was measured stays the anchor, so that a biased model cancels out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.act.action import Outlook
+from engine.model import pace, power, thermal
+from engine.model.pace import Pace
+from engine.profile import Cluster, Device
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rack:
+    """One row a GPU, as measured now; NaN where not available. `devices` are rows of one device each."""
+
+    devices: tuple[tuple[Device, Ints], ...]
+    chassis: thermal.Chassis
+    temperature_c: Floats
+    power_w: Floats
+    limit_w: Floats
+    clock_mhz: Floats
+
+
+@dataclass(frozen=True)
+class Load:
+    """The job on the rack: `replica` of each GPU (-1: none), microbatches of each replica, and the measured step."""
+
+    pace: Pace
+    replica: Ints
+    microbatches: Ints
+    step_s: float
+    tokens: float
+    memory_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an action alters: limits of every GPU, or the job's load (with the pace of its new microbatch)."""
+
+    limit_w: Floats | None = None
+    load: Load | None = None
+
+
+def rack_of(cluster: Cluster, temperature_c: Floats, power_w: Floats, limit_w: Floats, clock_mhz: Floats) -> Rack:
+    """Pair the cluster's rows, in its order of nodes, with this moment's readings."""
+    names = [cluster.device_of(node).name for node in cluster.nodes for _ in range(cluster.type_of(node).gpus)]
+    rows = np.asarray(names)
+    devices = tuple((d, np.flatnonzero(rows == d.name)) for d in cluster.devices.values())
+    return Rack(devices, thermal.chassis_of(cluster), temperature_c, power_w, limit_w, clock_mhz)
+
+
+def now(rack: Rack, load: Load | None) -> Outlook:
+    """The measured state as an outlook."""
+    return Outlook(
+        step_s=load.step_s if load else None,
+        tokens_per_s=load.tokens / load.step_s if load and load.step_s > 0 else None,
+        peak_c=_peak(rack.temperature_c),
+        power_w=_total(rack.power_w),
+        memory_gib=load.memory_gib if load else None,
+    )
+
+
+def after(rack: Rack, load: Load | None, change: Change) -> Outlook:
+    """Where the rack settles once the change is in force."""
+    return settle(rack, load, change)[0]
+
+
+def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floats]:
+    """The outlook after a change, and every GPU's settled temperature in C."""
+    limit = rack.limit_w if change.limit_w is None else change.limit_w
+    new = load if change.load is None else change.load
+    activity = np.full_like(rack.power_w, np.nan)
+    for device, rows in rack.devices:
+        activity[rows] = power.activity_of(device, rack.power_w[rows], rack.clock_mhz[rows], rack.temperature_c[rows])
+    activity[np.isnan(rack.power_w)] = np.nan
+
+    celsius, clock, watts = rack.temperature_c, rack.clock_mhz, rack.power_w
+    step_s = load.step_s if load else None
+    for _ in range(2):  # temperature changes leakage, leakage changes the clock: the second round settles it
+        clock = _clocks(rack, activity, limit, celsius)
+        busy = np.ones_like(activity)
+        if load and new:
+            step_s, busy = _step(rack, load, new, clock)
+        watts = _powers(rack, activity * busy, clock, celsius)
+        known = np.where(np.isnan(watts) | np.isnan(rack.power_w), 0.0, watts - rack.power_w)
+        celsius = rack.temperature_c + thermal.temperature_change(rack.chassis, known)
+    outlook = Outlook(
+        step_s=step_s,
+        tokens_per_s=new.tokens / step_s if new and step_s else None,
+        peak_c=_peak(celsius),
+        power_w=_total(watts),
+        memory_gib=new.memory_gib if new else None,
+    )
+    return outlook, celsius
+
+
+def with_microbatches(load: Load, microbatches: tuple[int, ...]) -> Load:
+    """The same load split differently."""
+    return replace(load, microbatches=np.asarray(microbatches, np.int64))
+
+
+def _clocks(rack: Rack, activity: Floats, limit: Floats, celsius: Floats) -> Floats:
+    """Clock under the new limit, as a change of the measured clock: the model's ratio, not its absolute."""
+    out = rack.clock_mhz.copy()
+    for device, rows in rack.devices:
+        was = power.clock_under_limit(device, activity[rows], rack.limit_w[rows], rack.temperature_c[rows])
+        will = power.clock_under_limit(device, activity[rows], limit[rows], celsius[rows])
+        out[rows] = np.minimum(rack.clock_mhz[rows] * will / was, device.clock.max)
+    return out
+
+
+def _powers(rack: Rack, activity: Floats, clock: Floats, celsius: Floats) -> Floats:
+    out = np.full_like(rack.power_w, np.nan)
+    for device, rows in rack.devices:
+        out[rows] = power.power_w(device, activity[rows], clock[rows], celsius[rows])
+    return out
+
+
+def _step(rack: Rack, load: Load, new: Load, clock: Floats) -> tuple[float, Floats]:
+    """Seconds of the new step, and each GPU's busy share over its busy share now (1 where no replica runs)."""
+    share = np.where(load.replica < 0, np.nan, clock / rack.clock_mhz)
+    ones = np.ones(len(load.microbatches))
+    slow = np.nan_to_num(pace.slowest(share, load.replica, len(ones)), nan=1.0)
+    before = pace.replica_s(load.pace, load.microbatches, ones)
+    later = pace.replica_s(new.pace, new.microbatches, slow)
+    step_s = load.step_s * float(later.max() / before.max())
+    ratio = (later / later.max()) / np.maximum(before / before.max(), 1e-6)
+    busy = np.where(load.replica < 0, 1.0, ratio[load.replica])
+    return step_s, busy
+
+
+def _peak(celsius: Floats) -> float | None:
+    known = celsius[~np.isnan(celsius)]
+    return float(known.max()) if len(known) else None
+
+
+def _total(watts: Floats) -> float | None:
+    known = watts[~np.isnan(watts)]
+    return float(known.sum()) if len(known) else None

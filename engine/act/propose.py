@@ -1,0 +1,221 @@
+"""From a wish to a proposal: what exactly would be sent, to whom, with which effect, or why it cannot be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.act import effect
+from engine.act.action import Action, Microbatch, Outlook, Proposal, Rebalance, Throttle
+from engine.act.effect import Change, Load, Rack
+
+COLD_MARGIN_K = 5.0
+"""A GPU may take work when it is this much below the threshold above which GPUs give work away."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """GPU rows of a selection, with what is needed to address them. `limits` are the allowed ranges, W."""
+
+    label: str
+    rows: tuple[int, ...]
+    node: tuple[str, ...]
+    index: tuple[int, ...]
+    min_w: tuple[float, ...]
+    max_w: tuple[float, ...]
+    reachable: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What a proposal needs to know of a job: its settings as the hook reports them, and its load on the rack."""
+
+    name: str
+    global_batch: int
+    microbatch: int
+    microbatches: tuple[int, ...]
+    can: frozenset[str]
+    load: Load | None
+    reload: Callable[[int], Load | str] | None = None
+    """The load with another microbatch from the cost model, or a sentence why not."""
+
+
+def throttle(rack: Rack, load: Load | None, target: Target, step_w: float) -> Proposal:
+    """Lower (or with a negative step raise) each target's limit by `step_w`, within what its board allows."""
+    limits: dict[str, dict[int, float]] = {}
+    wanted = rack.limit_w.copy()
+    blind = clamped = 0
+    for row, node, index, low, high, reachable in zip(
+        target.rows, target.node, target.index, target.min_w, target.max_w, target.reachable, strict=True
+    ):
+        now_w = float(rack.limit_w[row])
+        if not reachable or np.isnan(now_w) or np.isnan(low) or np.isnan(high):
+            blind += 1
+            continue
+        asked = now_w - step_w
+        value = min(max(asked, low), high)
+        clamped += value != asked
+        if value != now_w:
+            limits.setdefault(node, {})[index] = value
+            wanted[row] = value
+    count = sum(map(len, limits.values()))
+    values = sorted({w for of_node in limits.values() for w in of_node.values()})
+    span = f"{values[0]:.0f}" if len(values) == 1 else f"{values[0]:.0f}-{values[-1]:.0f}" if values else "?"
+    notes = _notes(
+        (clamped, f"{clamped} of {len(target.rows)} GPUs stop at the limit their board allows."),
+        (blind, f"{blind} of {len(target.rows)} GPUs are left out: no reading of their limit now."),
+    )
+    refusal = ""
+    if not count:
+        refusal = (
+            f"None of {target.label} can be read now; wait until its node is live."
+            if blind
+            else f"The limit of {target.label} is already as {'low' if step_w > 0 else 'high'} as the board allows."
+        )
+    return Proposal(
+        title=f"Power limit of {target.label} to {span} W",
+        action=Throttle(limits),
+        before=effect.now(rack, load),
+        after=effect.after(rack, load, Change(limit_w=wanted)),
+        scope=f"{count} GPU{'s' * (count != 1)} on {len(limits)} node{'s' * (len(limits) != 1)}",
+        refusal=refusal,
+        notes=(*notes, "Leased: restored when this console ends or loses the node."),
+    )
+
+
+def microbatch(rack: Rack, job: JobView, value: int) -> Proposal:
+    """Set the microbatch; the hook accumulates more or fewer of them, so that the global batch stays."""
+    refusal, load, notes = _unable(job, "microbatch"), job.load, []
+    if not refusal:
+        refusal = _microbatch_refusal(job, value)
+    if not refusal and job.reload and job.load:
+        found = job.reload(value)
+        if isinstance(found, str):
+            notes.append(found)
+            load = None
+        else:
+            load = found
+    elif not job.load:
+        notes.append("No cost model for this job (it names no model profile): the effect is not predicted.")
+    before = effect.now(rack, job.load)
+    after = effect.after(rack, job.load, Change(load=load)) if job.load and load else _unknown()
+    return Proposal(
+        title=f"Microbatch of {job.name} from {job.microbatch} to {value}",
+        action=Microbatch(job.name, value),
+        before=before,
+        after=after,
+        scope=f"{len(job.microbatches)} ranks at one step",
+        refusal=refusal,
+        notes=(*notes, "Same samples and global batch: the parameters stay the same up to rounding."),
+    )
+
+
+def rebalance(rack: Rack, job: JobView, threshold_c: float, moves: int = 1) -> Proposal:
+    """Move up to `moves` microbatches from each hot rank to a cold one; the total stays.
+
+    Hot is above `threshold_c`, cold below it by COLD_MARGIN_K. A move that the prediction sees heat its receiver to
+    the threshold is not made. Without a hot or without a cold rank nothing moves, and the proposal says so.
+    """
+    refusal = _unable(job, "rebalance")
+    counts = list(job.microbatches)
+    load = job.load
+    if not refusal and load is None:
+        refusal = f"{job.name} does not say which rank runs on which GPU: there is no telling which ranks are hot."
+    moved = 0
+    if not refusal and load is not None:
+        hottest = hottest_by_rank(rack, load)
+        hot = [int(r) for r in np.argsort(-hottest) if hottest[r] > threshold_c]
+        cold = [int(r) for r in np.argsort(hottest) if hottest[r] < threshold_c - COLD_MARGIN_K]
+        if not hot:
+            peak = np.nanmax(hottest) if np.any(~np.isnan(hottest)) else float("nan")
+            refusal = f"No rank is above {threshold_c:.0f} C (the hottest is at {peak:.0f} C): nothing to move."
+        elif not cold:
+            refusal = f"No rank is below {threshold_c - COLD_MARGIN_K:.0f} C: there is no cold GPU to take work."
+        else:
+            counts, moved = _move(rack, load, counts, hot, cold, threshold_c, moves)
+            if not moved:
+                refusal = f"Every cold rank would itself cross {threshold_c:.0f} C with more work: nothing is moved."
+    after = (
+        effect.after(rack, load, Change(load=effect.with_microbatches(load, tuple(counts))))
+        if load is not None and moved
+        else _unknown()
+    )
+    return Proposal(
+        title=f"Move {moved} microbatch{'es' * (moved != 1)} of {job.name} from hot to cold ranks",
+        action=Rebalance(job.name, tuple(counts)),
+        before=effect.now(rack, load),
+        after=after,
+        scope=f"{len(counts)} ranks at one step, {sum(counts)} microbatches in all as before",
+        refusal=refusal,
+        notes=("Gradient weights follow the samples: the parameters stay the same up to rounding.",),
+    )
+
+
+def undo(done: Proposal, put_back: Action, ticket_id: str, rack: Rack, load: Load | None) -> Proposal:
+    """The proposal that puts back what a done action changed."""
+    return Proposal(
+        title=f"Undo: {done.title}",
+        action=put_back,
+        before=effect.now(rack, load),
+        after=done.before,
+        scope=done.scope,
+        notes=("Predicted as it was before the action.",),
+        undoes=ticket_id,
+    )
+
+
+def hottest_by_rank(rack: Rack, load: Load) -> effect.Floats:
+    """Temperature of the hottest GPU of each replica, C; NaN where none was read."""
+    out = np.full(len(load.microbatches), np.nan)
+    for rank in range(len(out)):
+        known = rack.temperature_c[(load.replica == rank) & ~np.isnan(rack.temperature_c)]
+        out[rank] = known.max() if len(known) else np.nan
+    return out
+
+
+def _move(
+    rack: Rack, load: Load, counts: list[int], hot: Sequence[int], cold: Sequence[int], threshold_c: float, moves: int
+) -> tuple[list[int], int]:
+    """Pair each hot rank with a cold one and move; every receiver is checked by prediction before it receives."""
+    moved = 0
+    free = list(cold)
+    for giver in hot:
+        for receiver in list(free):
+            trial = list(counts)
+            amount = min(moves, trial[giver] - 1)
+            if amount < 1:
+                break
+            trial[giver] -= amount
+            trial[receiver] += amount
+            _, celsius = effect.settle(rack, load, Change(load=effect.with_microbatches(load, tuple(trial))))
+            theirs = celsius[(load.replica == receiver) & ~np.isnan(celsius)]
+            free.remove(receiver)
+            if len(theirs) and theirs.max() < threshold_c:
+                counts, moved = trial, moved + amount
+                break
+    return counts, moved
+
+
+def _microbatch_refusal(job: JobView, value: int) -> str:
+    ranks = len(job.microbatches)
+    fits = [m for m in range(1, job.global_batch + 1) if job.global_batch % m == 0 and job.global_batch // m >= ranks]
+    if value == job.microbatch:
+        return f"The microbatch of {job.name} is {value} already."
+    if value not in fits:
+        near = ", ".join(str(m) for m in fits[:12])
+        return f"{value} does not fit: the global batch {job.global_batch} on {ranks} ranks allows {near}."
+    return ""
+
+
+def _unable(job: JobView, what: str) -> str:
+    return "" if what in job.can else f"The hook of {job.name} does not offer {what}; its trainer would have to."
+
+
+def _notes(*pairs: tuple[int, str]) -> tuple[str, ...]:
+    return tuple(text for count, text in pairs if count)
+
+
+def _unknown() -> Outlook:
+    return Outlook(None, None, None, None)

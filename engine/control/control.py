@@ -1,0 +1,189 @@
+"""The one object a screen holds: it owns the tasks, publishes snapshots, and carries out what was confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from engine.act import propose
+from engine.act.action import Action, Proposal, Stage, Throttle, Ticket
+from engine.act.alarm import Alarm, Priority, alarms
+from engine.act.audit import Audit, AuditError
+from engine.act.effect import Load, Rack
+from engine.control import load
+from engine.control.arming import Arming
+from engine.control.dispatch import Dispatch
+from engine.control.events import Event, JobChanged, Published, TicketChanged
+from engine.control.jobs import Jobs
+from engine.job.status import JobStatus
+from engine.plan.compare import Compared, alternatives
+from engine.profile import Cluster, Policy
+from engine.telemetry.snapshot import Snapshot
+from engine.telemetry.source import NodeSource
+from engine.telemetry.store import Store
+
+REBALANCE_MARGIN_K = 6.0
+"""A rank counts as hot when its hottest GPU is this close to its own slowdown point."""
+
+
+class NotArmed(Exception):
+    """An action was confirmed on a console that is not armed."""
+
+
+class Control:
+    """Live state of one cluster. Use `async with control.running():`, then iterate `events()`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sources: Mapping[str, NodeSource],
+        policy: Policy,
+        audit: Audit,
+        operator: str,
+        read_only: bool = False,
+    ) -> None:
+        self.cluster, self.policy, self.operator = cluster, policy, operator
+        self.sources = sources
+        self.store = Store([(n.name, cluster.type_of(n).gpus) for n in cluster.nodes])
+        self.snapshot: Snapshot = self.store.publish(time.time())
+        self.alarms: tuple[Alarm, ...] = ()
+        self.tickets: tuple[Ticket, ...] = ()
+        self.arming = Arming(time.monotonic, read_only)
+        self.jobs = Jobs(sources, operator, lambda status: self._tell(JobChanged(status)))
+        self._dispatch = Dispatch(sources, self.jobs)
+        self._audit, self._audit_trouble = audit, ""
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._acting: set[asyncio.Task[None]] = set()
+        self._slowdown_c = [
+            cluster.device_of(n).temperature_c.slowdown for n in cluster.nodes for _ in range(cluster.type_of(n).gpus)
+        ]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Poll the nodes and watch the jobs for as long as the block runs; actions in flight are waited for."""
+        tasks = [asyncio.create_task(source.run(self.store), name=f"poll {n}") for n, source in self.sources.items()]
+        tasks.append(asyncio.create_task(self._publish(), name="publish"))
+        try:
+            yield
+        finally:
+            if self._acting:
+                await asyncio.wait(self._acting, timeout=5)
+            await self.jobs.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What changes, as it changes."""
+        while True:
+            yield await self._events.get()
+
+    def _tell(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    async def _publish(self) -> None:
+        """One snapshot a poll interval, on a fixed grid."""
+        interval, began, ticks = self.cluster.poll_interval_s, time.monotonic(), 0
+        while True:
+            ticks += 1
+            await asyncio.sleep(max(0.0, began + ticks * interval - time.monotonic()))
+            self.snapshot = self.store.publish(time.time())
+            self.jobs.look(self.snapshot)
+            self.alarms = self._alarms()
+            self._tell(Published(self.snapshot))
+
+    def _alarms(self) -> tuple[Alarm, ...]:
+        points = self._slowdown_c
+        rows = len(self.snapshot.gpus["temperature_c"])
+        if rows != len(points):  # a node shows more or fewer GPUs than its type has: the lowest point guards them all
+            points = [min(points)] * rows
+        found = alarms(self.snapshot, self.policy, points, self.jobs.troubles(), self.alarms)
+        if self._audit_trouble:
+            first = Alarm("audit", Priority.CRITICAL, self._audit_trouble, self.snapshot.time)
+            return (first, *found)
+        return found
+
+    # What could be done: pure proposals from the present state.
+
+    def propose_throttle(self, label: str, cells: list[tuple[int, int]], step_w: float) -> Proposal:
+        """Lower the limits of `cells`, (node number, slot) pairs, by `step_w` watts each."""
+        selection = load.target(label, cells, self.cluster, self.snapshot)
+        return propose.throttle(self._rack(), self._load(), selection, step_w)
+
+    def propose_microbatch(self, job: JobStatus, value: int) -> Proposal:
+        """Set a job's microbatch."""
+        return propose.microbatch(self._rack(), load.job_view(job, self.cluster, self.snapshot), value)
+
+    def propose_rebalance(self, job: JobStatus, moves: int = 1) -> Proposal:
+        """Move microbatches from a job's hot ranks to its cold ones."""
+        threshold = min(self._slowdown_c) - REBALANCE_MARGIN_K
+        return propose.rebalance(self._rack(), load.job_view(job, self.cluster, self.snapshot), threshold, moves)
+
+    def propose_undo(self) -> Proposal | None:
+        """Put back what the last action that is still in force changed; None when there is none."""
+        last = next((t for t in reversed(self.tickets) if t.stage is Stage.DONE and not t.proposal.undoes), None)
+        if last is None or last.before is None:
+            return None
+        return propose.undo(last.proposal, last.before, last.id, self._rack(), self._load())
+
+    def alternatives(self) -> Sequence[Compared]:
+        """At least three plans for the running job's model on this cluster, its own first."""
+        job = self.jobs.first
+        found = load.planned(job) if job else None
+        return alternatives(found.model, self.cluster, found.plan) if found else ()
+
+    def _rack(self) -> Rack:
+        return load.rack_now(self.cluster, self.snapshot)
+
+    def _load(self) -> Load | None:
+        job = self.jobs.first
+        return load.load_of(job, self.cluster, self.snapshot) if job else None
+
+    # What is done.
+
+    def confirm(self, proposal: Proposal) -> Ticket:
+        """Carry out a proposal. NotArmed or AuditError, with a sentence, when it must not start."""
+        if proposal.refusal:
+            raise NotArmed(proposal.refusal)
+        if not self.arming.left_s:
+            raise NotArmed("This console is read-only: arm it first (key a).")
+        ticket = Ticket(uuid.uuid4().hex, time.time(), self.operator, proposal)
+        self._audit.write(self.cluster.name, ticket)  # what cannot be logged is not done
+        self._update(ticket, log=False)
+        task = asyncio.create_task(self._carry_out(ticket), name=f"act {ticket.id}")
+        self._acting.add(task)
+        task.add_done_callback(self._acting.discard)
+        return ticket
+
+    async def _carry_out(self, ticket: Ticket) -> None:
+        last = ticket
+        async for last in self._dispatch.carry_out(ticket):
+            self._update(last)
+        undone = next((t for t in self.tickets if t.id == ticket.proposal.undoes), None)
+        if last.stage is Stage.DONE and undone is not None:
+            self._update(replace(undone, stage=Stage.UNDONE, reason=""))
+
+    def _update(self, ticket: Ticket, log: bool = True) -> None:
+        if log:
+            try:
+                self._audit.write(self.cluster.name, ticket)
+                self._audit_trouble = ""
+            except AuditError as error:
+                self._audit_trouble = f"{error}; the action '{ticket.proposal.title}' went on unlogged"
+        others = tuple(t for t in self.tickets if t.id != ticket.id)
+        self.tickets = tuple(sorted((*others, ticket), key=lambda t: t.time))
+        self._tell(TicketChanged(ticket))
+
+    @property
+    def leased_gpus(self) -> int:
+        """GPUs whose limit this console holds down: they get their own back when it ends."""
+        held = [t for t in self.tickets if t.stage is Stage.DONE and isinstance(t.proposal.action, Throttle)]
+        return len({(n, i) for t in held for n, of_node in _limits(t.proposal.action).items() for i in of_node})
+
+
+def _limits(action: Action) -> Mapping[str, Mapping[int, float]]:
+    return action.limits_w if isinstance(action, Throttle) and not action.restore else {}

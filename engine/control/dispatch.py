@@ -1,0 +1,75 @@
+"""Confirmed actions on their way: to the probes of the nodes, or to a job's hook; yields every stage they reach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.act.action import Microbatch, Rebalance, Stage, Throttle, Ticket
+from engine.control.jobs import Jobs
+from engine.telemetry.reading import Result
+from engine.telemetry.source import NodeSource
+
+LEASE_S = 15.0
+NODE_TIMEOUT_S = 10.0
+JOB_TIMEOUT_S = 120.0
+
+
+class Dispatch:
+    """Knows the way to nodes and jobs, holds no state of its own."""
+
+    def __init__(self, sources: Mapping[str, NodeSource], jobs: Jobs) -> None:
+        self._sources, self._jobs = sources, jobs
+
+    async def carry_out(self, ticket: Ticket) -> AsyncIterator[Ticket]:
+        """Stages after PENDING, the last one ended; it carries what to put back when it is DONE."""
+        action = ticket.proposal.action
+        if isinstance(action, Throttle):
+            yield await self._throttle(ticket, action)
+            return
+        async for stage in self._job(ticket, action):
+            yield stage
+
+    async def _throttle(self, ticket: Ticket, action: Throttle) -> Ticket:
+        """All nodes or none: when one refuses, those that did it are given their limits back."""
+        results = await self._send(ticket.id, action)
+        failed = {node: r for node, r in results.items() if r.state != "done"}
+        if not failed:
+            return replace(ticket, stage=Stage.DONE, before=Throttle(action.limits_w, restore=not action.restore))
+        done = {node: action.limits_w[node] for node, r in results.items() if r.state == "done"}
+        why = "; ".join(f"{node}: {r.reason}" for node, r in sorted(failed.items()))
+        if done and not action.restore:
+            back = await self._send(f"{ticket.id}-back", Throttle(done, restore=True))
+            left = sorted(node for node, r in back.items() if r.state != "done")
+            why += f"; put back on {len(done) - len(left)} of {len(done)} other nodes"
+            why += f", NOT on {', '.join(left)} (their lease ends by itself)" if left else ""
+        unknown = all(r.state == "unknown" for r in failed.values())
+        return replace(ticket, stage=Stage.UNKNOWN if unknown else Stage.FAILED, reason=why)
+
+    async def _send(self, command_id: str, action: Throttle) -> dict[str, Result]:
+        async def one(node: str) -> Result:
+            gpus = action.limits_w[node]
+            command: dict[str, Any]
+            if action.restore:
+                command = {"id": command_id, "do": "restore", "gpus": sorted(gpus)}
+            else:
+                limits = {str(i): w for i, w in gpus.items()}
+                command = {"id": command_id, "do": "power_limit", "gpus": limits, "lease_s": LEASE_S}
+            return await self._sources[node].command(command, NODE_TIMEOUT_S)
+
+        nodes = list(action.limits_w)
+        return dict(zip(nodes, await asyncio.gather(*(one(n) for n in nodes)), strict=True))
+
+    async def _job(self, ticket: Ticket, action: Microbatch | Rebalance) -> AsyncIterator[Ticket]:
+        queue: asyncio.Queue[Ticket] = asyncio.Queue()
+        task = asyncio.create_task(self._jobs.submit(ticket, action, JOB_TIMEOUT_S, queue.put_nowait))
+        while not task.done() or not queue.empty():
+            getter = asyncio.create_task(queue.get())
+            await asyncio.wait({getter, task}, return_when=asyncio.FIRST_COMPLETED)
+            if getter.done():
+                yield getter.result()
+            else:
+                getter.cancel()
+        yield task.result()

@@ -1,0 +1,125 @@
+"""What is happening, as one immutable value: readers never lock and never see half a tick."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+GPU_METRICS = (
+    "temperature_c",
+    "memory_temperature_c",
+    "power_w",
+    "power_limit_w",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "utilization_pct",
+    "memory_used_mib",
+    "energy_j",
+    "margin_c",
+    "throttle",
+)
+"""Read every tick."""
+
+GPU_FACTS = (
+    "memory_total_mib",
+    "power_limit_min_w",
+    "power_limit_max_w",
+    "power_limit_default_w",
+    "sm_clock_max_mhz",
+    "slowdown_c",
+    "shutdown_c",
+)
+"""Read when a node greets."""
+
+
+class NodeState(enum.Enum):
+    """CONNECTING until the first sample; STALE: samples stopped; DOWN: no way to it; ERROR: it answers, not well."""
+
+    CONNECTING = "connecting"
+    LIVE = "live"
+    STALE = "stale"
+    DOWN = "down"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node. `rows` are its rows in the GPU table; times in unix seconds; `dropped` counts implausible readings."""
+
+    name: str
+    state: NodeState
+    reason: str
+    since: float
+    last_sample: float | None
+    rows: range
+    hostname: str
+    driver: str
+    hook_sockets: tuple[str, ...]
+    troubles: tuple[str, ...]
+    samples: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on a GPU; the job fields come from its environment, as text."""
+
+    pid: int
+    name: str
+    memory_mib: float | None
+    slurm_job: str | None = None
+    rank: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTable:
+    """One row a GPU, one array a metric (read-only; NaN = not available)."""
+
+    node: tuple[str, ...]
+    index: tuple[int, ...]
+    name: tuple[str, ...]
+    uuid: tuple[str, ...]
+    bus_id: tuple[str, ...]
+    columns: Mapping[str, Floats]
+    processes: tuple[tuple[Process, ...], ...]
+
+    def __getitem__(self, metric: str) -> Floats:
+        return self.columns[metric]
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTable:
+    """One row a link: `gpu` is its GPU or -1, `kind` nvlink, pcie or nic; rates and peaks in GB/s for one direction."""
+
+    node: tuple[str, ...]
+    gpu: tuple[int, ...]
+    kind: tuple[str, ...]
+    name: tuple[str, ...]
+    state: tuple[str, ...]
+    columns: Mapping[str, Floats]
+
+    def __getitem__(self, column: str) -> Floats:
+        return self.columns[column]
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All nodes at one moment. `version` grows by one with each."""
+
+    version: int
+    time: float
+    nodes: tuple[NodeStatus, ...]
+    gpus: GpuTable
+    links: LinkTable

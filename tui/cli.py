@@ -1,0 +1,164 @@
+"""The command line. Parsing is light and imports are lazy: --version and --help load no numpy and no textual."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+VERSION = "0.1.0"
+DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN = "h200x32-400g", "llama3-8b", "data-parallel"
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one sentence that says where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = Parser(
+        prog="rackside",
+        description="A terminal control room for distributed LLM training: see the rack, predict what a key will do, "
+        "do it safely, see that it did.",
+    )
+    top.add_argument("--version", action="version", version=f"rackside {VERSION}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    console = commands.add_parser("console", help="open the console on a cluster")
+    console.add_argument("--cluster", required=True, metavar="C", help="an inventory file, or a built-in such as lab")
+    _console_options(console)
+
+    demo = commands.add_parser("demo", help="open the console on a simulated cluster, reached over real SSH")
+    demo.add_argument("--cluster", default=DEMO_CLUSTER, metavar="C", help="default: %(default)s")
+    demo.add_argument("--model", default=DEMO_MODEL, metavar="M", help="what its job trains; default: %(default)s")
+    demo.add_argument("--plan", default=DEMO_PLAN, metavar="P", help="how; default: %(default)s")
+    demo.add_argument("--headless", action="store_true", help="no screen: run for --seconds and print a summary")
+    demo.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="default: %(default)s")
+    demo.add_argument("--json", action="store_true", help="the summary as one JSON object")
+    _console_options(demo)
+
+    commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
+    profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
+    profiles.add_argument("kind", nargs="?", help="device, node type, model, cluster, plan or policy")
+    profiles.add_argument("name", nargs="?", help="a name or a file to check")
+    audit = commands.add_parser("audit", help="print the log of actions")
+    audit.add_argument("--json", action="store_true", help="one JSON object a line, as it is stored")
+    return top
+
+
+def _console_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--policy", default="margin", metavar="P", help="thermal policy; default: %(default)s")
+    command.add_argument("--read-only", action="store_true", help="this console can never be armed")
+    command.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
+    command.add_argument("--keys", metavar="FILE", help="a YAML file of action: key, to change keys")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError("seconds must be above 0 and at most 86400")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status. Whatever a user can get wrong ends in a sentence on standard error."""
+    given = parser().parse_args(arguments)
+    if given.command is None:
+        parser().print_help()
+        return 0
+    from engine.profile import ProfileError
+
+    try:
+        return COMMANDS[given.command](given)
+    except ProfileError as error:
+        print(f"rackside: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _console(given: Any) -> int:
+    from tui.start import console
+
+    return console(given)
+
+
+def _demo(given: Any) -> int:
+    from tui.demo import demo
+
+    return demo(given)
+
+
+def _hook(given: Any) -> int:
+    from pathlib import Path
+
+    import rackside_hook
+
+    print(Path(rackside_hook.__file__).read_text(encoding="utf-8"), end="")
+    return 0
+
+
+def _profiles(given: Any) -> int:
+    from engine.profile import ProfileError, catalog
+
+    readers: dict[str, Callable[[str], Any]] = {
+        "device": catalog.device,
+        "node type": catalog.node_type,
+        "model": catalog.model,
+        "cluster": catalog.cluster,
+        "plan": catalog.plan,
+        "policy": catalog.thermal_policy,
+    }
+    if given.kind is None:
+        for kind in readers:
+            print(f"{kind + ':':<11} {', '.join(catalog.names(kind))}")
+        return 0
+    if given.kind not in readers:
+        raise ProfileError(f"There is no kind of profile named '{given.kind}'; there are {', '.join(readers)}.")
+    if given.name is None:
+        print("\n".join(catalog.names(given.kind)))
+        return 0
+    found = readers[given.kind](given.name)
+    print(f"{given.name}: a valid {given.kind}, {found.name}")
+    return 0
+
+
+def _audit(given: Any) -> int:
+    import json
+    import time
+
+    from engine.act.audit import Audit, default_path
+
+    for entry in Audit(default_path()).read():
+        if given.json:
+            print(json.dumps(entry))
+        else:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
+            what = f"{entry.get('title')} - {entry.get('stage')}"
+            print(
+                f"{when}  {entry.get('operator')}  {entry.get('cluster')}  {what} {entry.get('reason') or ''}".rstrip()
+            )
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Any], int]] = {
+    "console": _console,
+    "demo": _demo,
+    "hook": _hook,
+    "profiles": _profiles,
+    "audit": _audit,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""From the command line to a running console: profiles read, sources made, the screen opened."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from typing import Any
+
+from engine.act.audit import Audit, default_path
+from engine.control.connect import sources
+from engine.control.control import Control
+from engine.profile import Cluster, catalog
+
+
+def operator() -> str:
+    """Who acts, for the audit log: user@host."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = "unknown"
+    return f"{name}@{socket.gethostname()}"
+
+
+def control_of(cluster: Cluster, policy: str, read_only: bool) -> Control:
+    """The engine for a cluster. ProfileError when the inventory leads nowhere."""
+    return Control(
+        cluster,
+        sources(cluster),
+        catalog.thermal_policy(policy),
+        Audit(default_path()),
+        operator(),
+        read_only=read_only,
+    )
+
+
+def console(given: Any) -> int:
+    """`rackside console`."""
+    control = control_of(catalog.cluster(given.cluster), given.policy, given.read_only)
+    return show(control, given)
+
+
+def show(control: Control, given: Any) -> int:
+    """Open the screen on a control and stay until it is closed."""
+    from tui.app import RacksideApp
+    from tui.keymap import load_keys
+
+    app = RacksideApp(control, plain=given.ascii, keys=load_keys(given.keys))
+    app.run()
+    return app.return_code or 0

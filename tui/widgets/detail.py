@@ -1,0 +1,78 @@
+"""The selected GPU: its numbers, its history, who runs on it."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.text import Text
+from textual.widgets import Static
+
+from engine.profile import Cluster
+from engine.telemetry.snapshot import NodeState, Snapshot
+from tui.metrics import reasons
+from tui.widgets.figures import DASH, age, number
+from tui.widgets.plot import Floats, sparkline
+
+History = dict[str, tuple[Floats, Floats]]
+
+
+class Detail(Static):
+    """`show` draws one GPU; nothing is kept."""
+
+    def show(self, cluster: Cluster, snapshot: Snapshot, node: int, slot: int, history: History, plain: bool) -> None:
+        """`history` maps temperature_c, power_w and sm_clock_mhz to (times, values), oldest first."""
+        width = max(20, (self.size.width or 40) - 2)
+        self.update(detail(cluster, snapshot, node, slot, history, width, plain))
+
+
+def detail(
+    cluster: Cluster, snapshot: Snapshot, node: int, slot: int, history: History, width: int, plain: bool
+) -> Text:
+    """The text of the pane."""
+    profile, status = cluster.nodes[node], snapshot.nodes[node]
+    text = Text(no_wrap=False)
+    text.append(f"{profile.name} GPU {slot}", "bold")
+    text.append(f"  rack {profile.rack} u{profile.u}\n", "dim")
+    if status.state is not NodeState.LIVE:
+        since = age(max(0.0, snapshot.time - status.since))
+        text.append(f"{status.state.value} for {since}: {status.reason}\n", "bold red")
+    for trouble in status.troubles:
+        text.append(f"{trouble}\n", "red")
+    if slot >= len(status.rows):
+        text.append("Nothing read from this GPU yet.\n", "dim")
+        return text
+    row, table = status.rows[slot], snapshot.gpus
+
+    def value(name: str) -> float:
+        return float(table[name][row])
+
+    text.append(f"{table.name[row] or DASH}\n", "dim")
+    own = value("slowdown_c")
+    slowdown = own if not np.isnan(own) else cluster.device_of(profile).temperature_c.slowdown
+    margin = slowdown - value("temperature_c")
+    lines = [
+        ("Temperature", number(value("temperature_c"), 0, "C"), f"{number(margin, 0, 'K')} to slowdown"),
+        ("Power", number(value("power_w"), 0, "W"), f"limit {number(value('power_limit_w'), 0, 'W')}"),
+        ("SM clock", number(value("sm_clock_mhz"), 0, "MHz"), f"HBM {number(value('memory_temperature_c'), 0, 'C')}"),
+        ("Utilisation", number(value("utilization_pct"), 0, "%"), ""),
+        (
+            "Memory",
+            number(value("memory_used_mib") / 1024, 1, "GiB"),
+            f"of {number(value('memory_total_mib') / 1024, 1, 'GiB')}",
+        ),
+        ("Throttle", reasons(value("throttle")), ""),
+    ]
+    for name, first, second in lines:
+        text.append(f"{name:<12}", "dim")
+        text.append(f"{first:<11}")
+        text.append(f" {second}\n", "dim")
+    for metric, unit in (("temperature_c", "C"), ("power_w", "W"), ("sm_clock_mhz", "MHz")):
+        times, values = history.get(metric, (np.array([]), np.array([])))
+        known = values[~np.isnan(values)]
+        if len(known):
+            span = f"{known.min():.0f}-{known.max():.0f} {unit}, {age(float(times[-1] - times[0]))}"
+            text.append(f"{span}\n", "dim")
+            text.append(sparkline(values, width, plain=plain) + "\n")
+    for process in table.processes[row][:4]:
+        text.append(f"pid {process.pid} {process.name}", "dim")
+        text.append(f" {number(process.memory_mib, 0, 'MiB')}\n", "dim")
+    return text

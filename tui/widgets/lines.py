@@ -1,0 +1,110 @@
+"""The lines that are always there: the site, the job, the alarms, the last actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.text import Text
+
+from engine.act.action import Stage, Ticket
+from engine.act.alarm import Alarm, Priority
+from engine.job.status import JobStatus
+from engine.telemetry.snapshot import NodeState, Snapshot
+from tui.widgets.figures import DASH, age, clock, large, number
+
+STAGE_STYLE = {
+    Stage.PENDING: "yellow",
+    Stage.ACKNOWLEDGED: "yellow",
+    Stage.DONE: "green",
+    Stage.FAILED: "bold red",
+    Stage.UNKNOWN: "bold magenta",
+    Stage.UNDONE: "dim",
+}
+ALARM_STYLE = {Priority.CRITICAL: "bold red", Priority.WARNING: "yellow", Priority.NOTICE: "cyan"}
+
+
+def site(name: str, snapshot: Snapshot | None, armed_s: float, read_only: bool) -> Text:
+    """Cluster, nodes live, GPUs, hottest, power, and whether keys may act."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(
+        "ARMED " + f"{armed_s:.0f} s " if armed_s > 0 else "READ-ONLY ",
+        "bold reverse red" if armed_s > 0 else "bold green",
+    )
+    if read_only:
+        text.append("(fixed) ", "dim")
+    text.append(f" {name} ", "bold")
+    if snapshot is None:
+        text.append(" connecting", "dim")
+        return text
+    live = sum(n.state is NodeState.LIVE for n in snapshot.nodes)
+    text.append(f" {live}/{len(snapshot.nodes)} nodes", "" if live == len(snapshot.nodes) else "bold red")
+    celsius, watts = snapshot.gpus["temperature_c"], snapshot.gpus["power_w"]
+    hottest = float(np.nanmax(celsius)) if np.any(~np.isnan(celsius)) else None
+    total = float(np.nansum(watts)) / 1000 if np.any(~np.isnan(watts)) else None
+    text.append(f"  {int((~np.isnan(celsius)).sum())} GPUs  max {number(hottest, 0, 'C')}  {number(total, 1, 'kW')}")
+    return text
+
+
+def job(status: JobStatus | None, now: float) -> Text:
+    """Name, step, step time, tokens/s, loss, microbatch and split of the job that the keys act on."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if status is None:
+        text.append(
+            "No job: a trainer that uses rackside_hook on one of these nodes appears here (rackside hook).", "dim"
+        )
+        return text
+    text.append(status.name, "bold")
+    if not status.attached:
+        text.append(f" gone: {status.reason}", "bold red")
+        return text
+    uneven = len(set(status.microbatches)) > 1
+    split = f"{min(status.microbatches)}-{max(status.microbatches)}" if uneven else str(status.microbatches[0])
+    text.append(
+        f"  step {status.step}  {number(status.step_s, 2, 's')}  {large(status.tokens_per_s)} tok/s"
+        f"  loss {number(status.loss, 3)}  microbatch {status.microbatch} x {split}"
+    )
+    if status.last_step is not None and status.step_s and now - status.last_step > max(10.0, 5 * status.step_s):
+        text.append(f"  no step for {age(now - status.last_step)}", "bold red")
+    return text
+
+
+def top_alarm(alarms: Sequence[Alarm], now: float) -> Text:
+    """The most urgent alarm and how many more."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if not alarms:
+        text.append("No alarms.", "dim")
+        return text
+    first = alarms[0]
+    more = f"  (+{len(alarms) - 1} more, key 4)" if len(alarms) > 1 else ""
+    text.append(f"{first.priority.name} {first.text}", ALARM_STYLE[first.priority])
+    text.append(f"  {age(max(0.0, now - first.since))}{more}", "dim")
+    return text
+
+
+def alarm_list(alarms: Sequence[Alarm], tickets: Sequence[Ticket], now: float) -> Text:
+    """All alarms, then the actions, newest first."""
+    text = Text()
+    text.append("Alarms\n", "bold")
+    for alarm in alarms:
+        text.append(f"{age(max(0.0, now - alarm.since)):>7}  ", "dim")
+        text.append(f"{alarm.priority.name:<8} {alarm.text}\n", ALARM_STYLE[alarm.priority])
+    if not alarms:
+        text.append("None.\n", "dim")
+    text.append("\nActions\n", "bold")
+    for ticket in reversed(tickets):
+        text.append(f"{clock(ticket.time)}  ", "dim")
+        text.append(f"{ticket.line}\n", STAGE_STYLE[ticket.stage])
+    if not tickets:
+        text.append("None in this session. Arm with a, then t, m or r; u undoes the last one.\n", "dim")
+    return text
+
+
+def last_action(tickets: Sequence[Ticket]) -> Text:
+    """The newest action and where it stands."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if tickets:
+        text.append(f"{tickets[-1].line}", STAGE_STYLE[tickets[-1].stage])
+    else:
+        text.append(DASH, "dim")
+    return text

@@ -1,0 +1,45 @@
+"""A line of history in block characters: pure text from numbers, at any width, with or without Unicode."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = "_.-:=+*#"
+
+Floats = npt.NDArray[np.float64]
+
+
+def sparkline(
+    values: Floats, width: int, low: float | None = None, high: float | None = None, plain: bool = False
+) -> str:
+    """`width` characters, the newest value at the right; each is the mean of its share of the values, a gap where none
+    was read. The span is low..high where given, else that of the values."""
+    steps = ASCII if plain else BLOCKS
+    if width <= 0 or not len(values):
+        return " " * max(width, 0)
+    bins = np.array_split(values, width) if len(values) > width else [np.array([v]) for v in values]
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return " " * width
+    floor = float(known.min()) if low is None else low
+    top = float(known.max()) if high is None else high
+    span = max(top - floor, 1e-9)
+    text = ""
+    for share in bins:
+        share = share[~np.isnan(share)]
+        if not len(share):
+            text += " "
+            continue
+        level = int((float(share.mean()) - floor) / span * len(steps))
+        text += steps[max(0, min(len(steps) - 1, level))]
+    return text.rjust(width)
+
+
+def bar(share: float, width: int, plain: bool = False) -> str:
+    """A horizontal bar of `width` characters filled to `share` (0..1); empty where it is not known."""
+    if np.isnan(share):
+        return " " * width
+    filled = round(max(0.0, min(1.0, share)) * width)
+    return ("#" if plain else "█") * filled + ("." if plain else "░") * (width - filled)
