@@ -22,11 +22,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rack:
-    """One row a GPU, as measured now; NaN where not available. `devices` are rows of one device each."""
+    """One row a GPU, as measured now; NaN where not available. `devices` are rows of one device each; `settled_c` is
+    where each temperature is headed under the present load."""
 
     devices: tuple[tuple[Device, Ints], ...]
     chassis: thermal.Chassis
     temperature_c: Floats
+    settled_c: Floats
     power_w: Floats
     limit_w: Floats
     clock_mhz: Floats
@@ -52,20 +54,22 @@ class Change:
     load: Load | None = None
 
 
-def rack_of(cluster: Cluster, temperature_c: Floats, power_w: Floats, limit_w: Floats, clock_mhz: Floats) -> Rack:
+def rack_of(
+    cluster: Cluster, temperature_c: Floats, settled_c: Floats, power_w: Floats, limit_w: Floats, clock_mhz: Floats
+) -> Rack:
     """Pair the cluster's rows, in its order of nodes, with this moment's readings."""
     names = [cluster.device_of(node).name for node in cluster.nodes for _ in range(cluster.type_of(node).gpus)]
     rows = np.asarray(names)
     devices = tuple((d, np.flatnonzero(rows == d.name)) for d in cluster.devices.values())
-    return Rack(devices, thermal.chassis_of(cluster), temperature_c, power_w, limit_w, clock_mhz)
+    return Rack(devices, thermal.chassis_of(cluster), temperature_c, settled_c, power_w, limit_w, clock_mhz)
 
 
 def now(rack: Rack, load: Load | None) -> Outlook:
-    """The measured state as an outlook."""
+    """The measured state as an outlook; its peak is where the hottest GPU is headed under the present load."""
     return Outlook(
         step_s=load.step_s if load else None,
         tokens_per_s=load.tokens / load.step_s if load and load.step_s > 0 else None,
-        peak_c=_peak(rack.temperature_c),
+        peak_c=_peak(rack.settled_c),
         power_w=_total(rack.power_w),
         memory_gib=load.memory_gib if load else None,
     )
@@ -85,7 +89,7 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
         activity[rows] = power.activity_of(device, rack.power_w[rows], rack.clock_mhz[rows], rack.temperature_c[rows])
     activity[np.isnan(rack.power_w)] = np.nan
 
-    celsius, clock, watts = rack.temperature_c, rack.clock_mhz, rack.power_w
+    celsius, clock, watts = rack.settled_c, rack.clock_mhz, rack.power_w
     step_s = load.step_s if load else None
     for _ in range(2):  # temperature changes leakage, leakage changes the clock: the second round settles it
         clock = _clocks(rack, activity, limit, celsius)
@@ -94,7 +98,7 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
             step_s, busy = _step(rack, load, new, clock)
         watts = _powers(rack, activity * busy, clock, celsius)
         known = np.where(np.isnan(watts) | np.isnan(rack.power_w), 0.0, watts - rack.power_w)
-        celsius = rack.temperature_c + thermal.temperature_change(rack.chassis, known)
+        celsius = rack.settled_c + thermal.temperature_change(rack.chassis, known)
     outlook = Outlook(
         step_s=step_s,
         tokens_per_s=new.tokens / step_s if new and step_s else None,
@@ -114,7 +118,7 @@ def _clocks(rack: Rack, activity: Floats, limit: Floats, celsius: Floats) -> Flo
     """Clock under the new limit, as a change of the measured clock: the model's ratio, not its absolute."""
     out = rack.clock_mhz.copy()
     for device, rows in rack.devices:
-        was = power.clock_under_limit(device, activity[rows], rack.limit_w[rows], rack.temperature_c[rows])
+        was = power.clock_under_limit(device, activity[rows], rack.limit_w[rows], rack.settled_c[rows])
         will = power.clock_under_limit(device, activity[rows], limit[rows], celsius[rows])
         out[rows] = np.minimum(rack.clock_mhz[rows] * will / was, device.clock.max)
     return out

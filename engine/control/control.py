@@ -20,6 +20,8 @@ from engine.control.dispatch import Dispatch
 from engine.control.events import Event, JobChanged, Published, TicketChanged
 from engine.control.jobs import Jobs
 from engine.job.status import JobStatus
+from engine.model import thermal
+from engine.model.twin import Twin
 from engine.plan.compare import Compared, alternatives
 from engine.profile import Cluster, Policy
 from engine.telemetry.snapshot import Snapshot
@@ -58,6 +60,7 @@ class Control:
         self._audit, self._audit_trouble = audit, ""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._acting: set[asyncio.Task[None]] = set()
+        self._twin = Twin(thermal.chassis_of(cluster))
         self._slowdown_c = [
             cluster.device_of(n).temperature_c.slowdown for n in cluster.nodes for _ in range(cluster.type_of(n).gpus)
         ]
@@ -91,7 +94,12 @@ class Control:
         while True:
             ticks += 1
             await asyncio.sleep(max(0.0, began + ticks * interval - time.monotonic()))
-            self.snapshot = self.store.publish(time.time())
+            before, self.snapshot = self.snapshot, self.store.publish(time.time())
+            self._twin.advance(
+                load.column(self.cluster, self.snapshot, "temperature_c"),
+                load.column(self.cluster, self.snapshot, "power_w"),
+                max(0.0, self.snapshot.time - before.time),
+            )
             self.jobs.look(self.snapshot)
             self.alarms = self._alarms()
             self._tell(Published(self.snapshot))
@@ -134,10 +142,12 @@ class Control:
         """At least three plans for the running job's model on this cluster, its own first."""
         job = self.jobs.first
         found = load.planned(job) if job else None
-        return alternatives(found.model, self.cluster, found.plan) if found else ()
+        if found is None:
+            return ()
+        return alternatives(found.model, self.cluster, found.plan)
 
     def _rack(self) -> Rack:
-        return load.rack_now(self.cluster, self.snapshot)
+        return load.rack_now(self.cluster, self.snapshot, self._twin.settled_c)
 
     def _load(self) -> Load | None:
         job = self.jobs.first

@@ -49,17 +49,23 @@ def predicted(found: Planned, cluster: Cluster) -> Prediction | str:
         return str(error)
 
 
-def rack_now(cluster: Cluster, snapshot: Snapshot) -> Rack:
-    """The measured rack, one row a GPU of the inventory; NaN where a node has not answered."""
+def column(cluster: Cluster, snapshot: Snapshot, name: str) -> effect.Floats:
+    """One metric, one row a GPU of the inventory; NaN where a node has not answered."""
     ours, theirs = inventory_rows(cluster, snapshot)
+    out = np.full(cluster.gpus, np.nan)
+    out[ours] = snapshot.gpus[name][theirs]
+    return out
 
-    def column(name: str) -> effect.Floats:
-        out = np.full(cluster.gpus, np.nan)
-        out[ours] = snapshot.gpus[name][theirs]
-        return out
 
+def rack_now(cluster: Cluster, snapshot: Snapshot, settled_c: effect.Floats) -> Rack:
+    """The measured rack; `settled_c` comes from the twin that runs beside the sensors."""
     return effect.rack_of(
-        cluster, column("temperature_c"), column("power_w"), column("power_limit_w"), column("sm_clock_mhz")
+        cluster,
+        column(cluster, snapshot, "temperature_c"),
+        settled_c,
+        column(cluster, snapshot, "power_w"),
+        column(cluster, snapshot, "power_limit_w"),
+        column(cluster, snapshot, "sm_clock_mhz"),
     )
 
 

@@ -54,7 +54,7 @@ def alternatives(model: Model, cluster: Cluster, running: Plan, most: int = 6) -
     (own,) = compare(model, cluster, [("running", running)])
     if not isinstance(own.prediction, str):
         found.pop(labelled(own.prediction), None)
-        own = Compared(f"now: {labelled(own.prediction)}", own.prediction)
+        own = Compared(labelled(own.prediction), own.prediction)
     return [own, *sorted(found.values(), key=_rank)[: most - 1]]
 
 

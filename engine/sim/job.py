@@ -113,6 +113,8 @@ class Job:
         by_link = {"nvlink": 0.0, "network": 0.0}
         for traffic in prediction.communication:
             by_link[traffic.link] += traffic.bytes / step_s
+        # A ring enters a node on one GPU and leaves it by another: what crosses the network crosses NVLink as well.
+        by_link["nvlink"] += by_link["network"]
         ones = np.ones(len(busy))
         self.rack.demand = Demand(
             ones * prediction.busy_activity, busy, ones * by_link["nvlink"], ones * by_link["network"]

@@ -23,6 +23,11 @@ class NVMLError(Exception):
         self.value = value
 
 
+def _whole(value: float) -> int:
+    """NVML gives whole numbers; numpy's own floats would not pass for ints."""
+    return round(float(value))
+
+
 @dataclass
 class SimNvml:
     """One node's GPUs: rows `first` to `first + count` of the rack. Handles are row numbers."""
@@ -73,7 +78,7 @@ class SimNvml:
         return int(self._device(handle).power_limit_w.default * 1000)
 
     def nvmlDeviceGetPowerManagementLimit(self, handle: int) -> int:
-        return round(self.rack.limit_w[handle] * 1000)
+        return _whole(self.rack.limit_w[handle] * 1000)
 
     def nvmlDeviceSetPowerManagementLimit(self, handle: int, milliwatts: int) -> None:
         low, high = self.nvmlDeviceGetPowerManagementLimitConstraints(handle)
@@ -95,16 +100,16 @@ class SimNvml:
         return int((points.shutdown, points.slowdown)[kind])
 
     def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
-        return round(self.rack.temperature_c[handle])
+        return _whole(self.rack.temperature_c[handle])
 
     def nvmlDeviceGetMarginTemperature(self, handle: int) -> int:
-        return round(self._device(handle).temperature_c.operating - self.rack.temperature_c[handle])
+        return _whole(self._device(handle).temperature_c.operating - self.rack.temperature_c[handle])
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        return round(self.rack.power_w[handle] * 1000)
+        return _whole(self.rack.power_w[handle] * 1000)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        return round(self.rack.energy_j[handle] * 1000)
+        return _whole(self.rack.energy_j[handle] * 1000)
 
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
         if kind == 1:
@@ -112,7 +117,7 @@ class SimNvml:
         raise NVMLError(UNSUPPORTED)
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=round(100 * min(1.0, self.rack.demand.busy[handle])), memory=0)
+        return SimpleNamespace(gpu=_whole(100 * min(1.0, self.rack.demand.busy[handle])), memory=0)
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
         if self.rack.demand.busy[handle] <= 0:
@@ -120,7 +125,7 @@ class SimNvml:
         hot = SW_THERMAL if self.rack.thermally_slowed[handle] else 0
         slowdown = self._device(handle).temperature_c.slowdown
         hard = HW_SLOWDOWN if self.rack.temperature_c[handle] >= slowdown else 0
-        return (SW_POWER_CAP if self.rack.capped[handle] else 0) | hot | hard
+        return int((SW_POWER_CAP if self.rack.capped[handle] else 0) | hot | hard)
 
     def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
         if link >= self._device(handle).fabric.links:
@@ -134,7 +139,7 @@ class SimNvml:
         device = self._device(handle)
         share = self.rack.nvlink_b[handle] / device.fabric.links
         values = {
-            MEMORY_TEMP: round(self.rack.temperature_c[handle] + 4),
+            MEMORY_TEMP: _whole(self.rack.temperature_c[handle] + 4),
             NVLINK_SPEED: round(device.fabric.gb_s_per_link * 1000),
             NVLINK_TX: int(share / 1024),
             NVLINK_RX: int(share / 1024),

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 from rich.text import Text
-from textual.widgets import Static
 
 from engine.profile import Cluster
 from engine.telemetry.snapshot import NodeState, Snapshot
 from tui.metrics import reasons
 from tui.widgets.figures import DASH, age, number
+from tui.widgets.pane import Pane
 from tui.widgets.plot import Floats, sparkline
 
 History = dict[str, tuple[Floats, Floats]]
 
 
-class Detail(Static):
+class Detail(Pane):
     """`show` draws one GPU; nothing is kept."""
 
     def show(self, cluster: Cluster, snapshot: Snapshot, node: int, slot: int, history: History, plain: bool) -> None:
         """`history` maps temperature_c, power_w and sm_clock_mhz to (times, values), oldest first."""
         width = max(20, (self.size.width or 40) - 2)
-        self.update(detail(cluster, snapshot, node, slot, history, width, plain))
+        self.draw(detail(cluster, snapshot, node, slot, history, width, plain))
 
 
 def detail(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -18,7 +19,7 @@ from textual.strip import Strip
 
 from engine.profile import Cluster
 from engine.telemetry.snapshot import NodeState, NodeStatus, Snapshot
-from tui.metrics import HELD_BACK, METRICS, Metric
+from tui.metrics import HELD_BACK, METRICS, Floats, Metric
 from tui.ramp import level_of, style_of
 
 CELL = 5
@@ -75,6 +76,8 @@ class Elevation(ScrollView, can_focus=True):
         Binding("end", "ends(1)", "last", show=False),
     ]
 
+    plain = False
+
     metric: reactive[Metric] = reactive(METRICS[0])
     cursor: reactive[tuple[int, int]] = reactive((0, 0))
     """Node number in the cluster, GPU slot in the node."""
@@ -96,13 +99,14 @@ class Elevation(ScrollView, can_focus=True):
                 self._lines.setdefault(line, []).append(node)
         self.virtual_size = Size(len(self.columns) * (RACK_WIDTH + 2), height)
         self._snapshot: Snapshot | None = None
-        self._values: np.ndarray = np.array([])
-        self._held: np.ndarray = np.array([])
+        self._values: Floats = np.array([])
+        self._held: npt.NDArray[np.bool_] = np.array([], bool)
+        self._alarmed: frozenset[int] = frozenset()
         self.cursor = (self.placed[0].node, 0) if self.placed else (0, 0)
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Draw another snapshot."""
-        self._snapshot = snapshot
+    def show(self, snapshot: Snapshot, alarmed: frozenset[int]) -> None:
+        """Draw another snapshot; `alarmed` are rows that carry a mark."""
+        self._snapshot, self._alarmed = snapshot, alarmed
         self._recolour()
 
     def watch_metric(self) -> None:
@@ -168,9 +172,9 @@ class Elevation(ScrollView, can_focus=True):
             value, held = float("nan"), False
             if status is not None and slot < len(status.rows) and status.state in (NodeState.LIVE, NodeState.STALE):
                 gpu = status.rows[slot]
-                value, held = float(self._values[gpu]), bool(self._held[gpu])
+                value, held = float(self._values[gpu]), bool(self._held[gpu]) or gpu in self._alarmed
             level = level_of(value, self.metric.low, self.metric.high)
-            text = self.metric.cell(value) if level >= 0 else " — "
+            text = self.metric.cell(value) if level >= 0 else (" - " if self.plain else " — ")
             chosen = self.cursor == (node.node, slot)
             left, right = ("[", "]") if chosen else (("!", "!") if held else (" ", " "))
             segments.append(Segment(f"{left}{text[:3]:>3}{right}", style_of(level, chosen, held)))

@@ -11,6 +11,8 @@ from engine.act.action import Stage, Ticket
 from engine.act.alarm import Alarm, Priority
 from engine.job.status import JobStatus
 from engine.telemetry.snapshot import NodeState, Snapshot
+from tui.metrics import Metric
+from tui.ramp import LEVELS, style_of
 from tui.widgets.figures import DASH, age, clock, large, number
 
 STAGE_STYLE = {
@@ -43,6 +45,17 @@ def site(name: str, snapshot: Snapshot | None, armed_s: float, read_only: bool) 
     hottest = float(np.nanmax(celsius)) if np.any(~np.isnan(celsius)) else None
     total = float(np.nansum(watts)) / 1000 if np.any(~np.isnan(watts)) else None
     text.append(f"  {int((~np.isnan(celsius)).sum())} GPUs  max {number(hottest, 0, 'C')}  {number(total, 1, 'kW')}")
+    return text
+
+
+def legend(metric: Metric) -> Text:
+    """The metric that colours the racks, and its span from low to high."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"{metric.title} ", "bold")
+    text.append(f"{metric.cell(metric.low).strip()} ")
+    for level in range(0, LEVELS, 3):
+        text.append(" ", style_of(level, False, False))
+    text.append(f" {metric.cell(metric.high).strip()} {metric.unit}")
     return text
 
 

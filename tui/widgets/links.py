@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 from rich.text import Text
-from textual.widgets import Static
 
 from engine.telemetry.snapshot import Snapshot
 from tui.widgets.figures import number
-from tui.widgets.plot import bar
+from tui.widgets.pane import Pane
+from tui.widgets.plot import Floats, bar
 
 CONTENDED = 0.70
 IDLE = 0.15
 
 
-class Links(Static):
+class Links(Pane):
     """`show` draws the links of the whole cluster, or of one node."""
 
     def show(self, snapshot: Snapshot, node: str | None, plain: bool) -> None:
         """`node` limits the list to one node."""
         size = self.size
-        self.update(links(snapshot, node, max(30, size.width or 60), max(4, size.height or 20), plain))
+        self.draw(links(snapshot, node, max(30, size.width or 60), max(4, size.height or 20), plain))
 
 
 def links(snapshot: Snapshot, node: str | None, width: int, height: int, plain: bool) -> Text:
@@ -65,6 +65,6 @@ def _sum(
     return (-1.0 if np.isnan(share) else share, f"{node} {label}", rx, tx, peak, f"{len(bad)} {bad[0]}" if bad else "")
 
 
-def _total(values: np.ndarray) -> float:
+def _total(values: Floats) -> float:
     known = values[~np.isnan(values)]
     return float(known.sum()) if len(known) else float("nan")

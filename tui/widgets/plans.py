@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.text import Text
-from textual.widgets import Static
 
 from engine.model.predict import Prediction
 from tui.widgets.figures import large, number
+from tui.widgets.pane import Pane
 
-HEAD = f"{'plan':<24}{'step s':>8}{'tok/s':>8}{'GiB':>6}{'C':>5}{'tok/J':>7}{'MFU':>6}"
+HEAD = f"{'plan':<17}{'step s':>7}{'tok/s':>6}{'GiB':>5}{'C':>4}{'tok/J':>6}{'MFU':>5}"
 
 
-class Plans(Static):
+class Plans(Pane):
     """`show` draws a table of predictions."""
 
     def show(self, title: str, rows: Sequence[tuple[str, Prediction | str]]) -> None:
         """Each row is a label with its prediction, or with the reason why there is none."""
-        self.update(plans(title, rows))
+        self.draw(plans(title, rows))
 
 
 def plans(title: str, rows: Sequence[tuple[str, Prediction | str]]) -> Text:
@@ -33,14 +33,17 @@ def plans(title: str, rows: Sequence[tuple[str, Prediction | str]]) -> Text:
     best = min(fitting, default=0.0)
     for label, found in rows:
         if isinstance(found, str):
-            text.append(f"  {label:<24.24} {found}\n", "dim")
+            text.append(f"  {label:<18.18} {found}\n", "dim")
             continue
         leads = found.fits and found.iteration_s == best
         memory = number(found.memory.total_gib)
         line = (
-            f"{'>' if leads else ' '} {label:<24.24}{found.iteration_s:>8.2f}{large(found.tokens_per_s):>8}"
-            f"{memory:>6}{found.temperature_c:>5.0f}{found.tokens_per_joule:>7.2f}{found.mfu:>6.0%}"
+            f"{'>' if leads else ' '} {label:<17.17}{found.iteration_s:>7.2f}{large(found.tokens_per_s):>6}"
+            f"{memory:>5}{found.temperature_c:>4.0f}{found.tokens_per_joule:>6.2f}{found.mfu:>5.0%}\n"
         )
-        text.append(line, "bold" if leads else "")
-        text.append("\n" if found.fits else f" too big by {-found.headroom_gib:.0f} GiB\n", "red")
+        text.append(line, "bold" if leads else "" if found.fits else "red")
+        if not found.fits:
+            text.append(f"    too big by {-found.headroom_gib:.0f} GiB a GPU\n", "red")
+    text.append("\n> fastest that fits; the first row runs now.\n", "dim")
+    text.append("C: hottest GPU, settled. tok/J: GPUs and hosts.\n", "dim")
     return text

@@ -1,0 +1,38 @@
+"""Every action of the console, once: key bindings, footer, palette and help are all made from this list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAction:
+    """`id` is what a key map names and what the app runs (action_<id>); `footer` is its short name there or empty."""
+
+    id: str
+    keys: str
+    title: str
+    help: str
+    group: str
+    footer: str = ""
+
+
+ACTIONS = (
+    KeyAction("throttle", "t", "Throttle", "Change the power limit of the GPU, node or rack under the cursor.", "Act", "Throttle"),
+    KeyAction("microbatch", "m", "Microbatch", "Halve, double or set the job's microbatch; the global batch stays.", "Act", "Microbatch"),
+    KeyAction("rebalance", "r", "Rebalance", "Move microbatches from hot ranks to cold ones; the total stays.", "Act", "Rebalance"),
+    KeyAction("undo", "u", "Undo", "Put back what the last action changed.", "Act", "Undo"),
+    KeyAction("arm", "a", "Arm / disarm", "Let actions be confirmed for five minutes, or end that at once.", "Act", "Arm"),
+    KeyAction("pane_gpu", "1", "GPU", "The selected GPU: numbers, history, processes.", "See"),
+    KeyAction("pane_links", "2", "Links", "Links of the selected node against their peak.", "See"),
+    KeyAction("pane_plans", "3", "Plans", "Plans for the job's model side by side.", "See"),
+    KeyAction("pane_alarms", "4", "Alarms and actions", "All alarms, and this session's actions.", "See"),
+    KeyAction("next_pane", "tab", "Next pane", "The next of the four panes.", "See"),
+    KeyAction("metric", "c", "Colour by", "Colour the racks by the next metric.", "See"),
+    KeyAction("hottest", "x", "Hottest GPU", "Put the cursor on the hottest GPU.", "See"),
+    KeyAction("links_scope", "n", "Links: node or all", "Links of the selected node, or of all nodes.", "See"),
+    KeyAction("help", "question_mark", "Help", "What the keys do.", "Console", "Help"),
+    KeyAction("leave", "q", "Quit", "Leave; limits that this console holds are given back.", "Console", "Quit"),
+)  # fmt: skip
+
+MOVES = "arrows or h j k l move the cursor, home and end go to the first and last GPU, a click selects"

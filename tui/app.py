@@ -1,0 +1,291 @@
+"""The console: lays out the screen, turns keys into proposals, and draws what the engine publishes."""
+
+from __future__ import annotations
+
+import locale
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+import numpy as np
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.events import Resize
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from engine.act.action import Proposal, Stage
+from engine.act.audit import AuditError
+from engine.control.control import Control, NotArmed
+from engine.job.status import JobStatus
+from engine.telemetry.store import HISTORY_METRICS
+from tui import choices
+from tui.actions import ACTIONS
+from tui.bridge import carry
+from tui.messages import JobArrived, SnapshotArrived, TicketArrived
+from tui.metrics import METRICS
+from tui.screens.act import ActPanel, Choice, nodes_touched
+from tui.screens.help import HelpScreen
+from tui.screens.leave import LeaveScreen
+from tui.widgets import lines
+from tui.widgets.detail import Detail
+from tui.widgets.elevation import Elevation
+from tui.widgets.links import Links
+from tui.widgets.pane import Pane
+from tui.widgets.plans import Plans
+
+PANES = ("gpu", "links", "plans", "alarms")
+WIDE, TALL = 150, 40
+"""From this size on all panes stand on the screen together."""
+
+
+class RacksideApp(App[None]):
+    """Holds one engine object, the control."""
+
+    CSS_PATH = "console.tcss"
+    TITLE = "rackside"
+    ENABLE_COMMAND_PALETTE = True
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (60, "-usual"), (WIDE, "-wide")]
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+        (0, "-short"),
+        (12, "-usual-height"),
+        (TALL, "-tall"),
+    ]
+
+    def __init__(self, control: Control, plain: bool = False, keys: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.control = control
+        self.plain = plain or "UTF" not in locale.getpreferredencoding(False).upper()
+        self.own_keys = dict(keys or {})
+        self.pane = "gpu"
+        self.links_of_all = False
+        for action in ACTIONS:
+            key = self.own_keys.get(action.id, action.keys)
+            shown = bool(action.footer)
+            self._bindings.bind(
+                key, action.id, action.footer or action.title, show=shown, priority=action.id == "next_pane"
+            )
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True)]
+
+    def compose(self) -> ComposeResult:
+        yield Pane(id="site")
+        with Horizontal(id="middle"):
+            with Vertical(id="left"):
+                yield Pane(id="legend")
+                yield Elevation(self.control.cluster, id="racks")
+            with Vertical(id="right"):
+                for name, widget in (("gpu", Detail), ("links", Links), ("plans", Plans), ("alarms", Pane)):
+                    with VerticalScroll(id=f"pane-{name}", classes="pane", can_focus=False):
+                        yield widget(id=f"body-{name}")
+        yield Pane(id="job")
+        yield Pane(id="action")
+        yield Pane(id="alarm")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        for pane in self.query(Pane):
+            pane.plain = self.plain
+        racks = self.query_one(Elevation)
+        racks.plain = self.plain
+        columns = len(racks.columns)
+        self.query_one("#left").styles.max_width = max(24, columns * 23 + 2)
+        racks.focus()
+        self._arrange()
+        self._draw()
+        self.run_worker(carry(self.control, self), name="engine", exit_on_error=True)
+
+    def on_resize(self, event: Resize) -> None:
+        self._arrange()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: every action of the registry, then Textual's own."""
+        for action in ACTIONS:
+            yield SystemCommand(action.title, action.help, getattr(self, f"action_{action.id}"))
+        yield from super().get_system_commands(screen)
+
+    # What the engine says.
+
+    def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
+        self._draw()
+        if isinstance(self.screen, ActPanel):
+            self.screen.repropose()
+
+    def on_job_arrived(self, message: JobArrived) -> None:
+        known = (message.job.name, message.job.microbatch, message.job.attached)
+        if known != getattr(self, "_planned_for", None):
+            self._planned_for = known
+            self.run_worker(self._plan(), name="plans", exclusive=True, group="plans")
+        self._draw_lines()
+
+    def on_ticket_arrived(self, message: TicketArrived) -> None:
+        self._draw_lines()
+        ticket = message.ticket
+        if ticket.stage in (Stage.FAILED, Stage.UNKNOWN):
+            self.notify(ticket.line, severity="error", timeout=10, markup=False)
+        elif ticket.stage is Stage.DONE:
+            self.notify(ticket.line, timeout=5, markup=False)
+
+    async def _plan(self) -> None:
+        rows = [(c.label, c.prediction) for c in self.control.alternatives()]
+        job = self._job
+        title = f"Plans for {job.name}, predicted on {self.control.cluster.name}" if job else "Plans"
+        self.query_one("#body-plans", Plans).show(title, rows)
+
+    # Drawing.
+
+    @property
+    def _job(self) -> JobStatus | None:
+        return self.control.jobs.first
+
+    def _arrange(self) -> None:
+        """All panes on a large screen, one on a usual one, none beside the racks on a narrow one."""
+        everything = self.size.width >= WIDE and self.size.height >= TALL
+        for name in PANES:
+            self.query_one(f"#pane-{name}").display = everything or name == self.pane
+
+    def _draw(self) -> None:
+        snapshot = self.control.snapshot
+        racks = self.query_one(Elevation)
+        racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0))
+        self._draw_cursor()
+        self._draw_lines()
+
+    def _draw_cursor(self) -> None:
+        snapshot, (node, slot) = self.control.snapshot, self.query_one(Elevation).cursor
+        status = snapshot.nodes[node]
+        row = status.rows[slot] if slot < len(status.rows) else None
+        history = {m: self.control.store.history(m, row) for m in HISTORY_METRICS} if row is not None else {}
+        self.query_one(Detail).show(self.control.cluster, snapshot, node, slot, history, self.plain)
+        scope = None if self.links_of_all else self.control.cluster.nodes[node].name
+        self.query_one(Links).show(snapshot, scope, self.plain)
+
+    def _draw_lines(self) -> None:
+        c, now = self.control, self.control.snapshot.time
+        metric = self.query_one(Elevation).metric
+        self.query_one("#site", Pane).draw(
+            lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only)
+        )
+        self.query_one("#legend", Pane).draw(lines.legend(metric))
+        self.query_one("#job", Pane).draw(lines.job(self._job, now))
+        self.query_one("#action", Pane).draw(lines.last_action(c.tickets))
+        self.query_one("#alarm", Pane).draw(lines.top_alarm(c.alarms, now))
+        self.query_one("#body-alarms", Pane).draw(lines.alarm_list(c.alarms, c.tickets, now))
+
+    # Keys that look.
+
+    def on_elevation_selected(self) -> None:
+        self._draw_cursor()
+
+    def _show_pane(self, name: str) -> None:
+        self.pane = name
+        self._arrange()
+        self._draw_cursor()
+
+    def action_pane_gpu(self) -> None:
+        self._show_pane("gpu")
+
+    def action_pane_links(self) -> None:
+        self._show_pane("links")
+
+    def action_pane_plans(self) -> None:
+        self._show_pane("plans")
+
+    def action_pane_alarms(self) -> None:
+        self._show_pane("alarms")
+
+    def action_next_pane(self) -> None:
+        self._show_pane(PANES[(PANES.index(self.pane) + 1) % len(PANES)])
+
+    def action_links_scope(self) -> None:
+        self.links_of_all = not self.links_of_all
+        self._show_pane("links")
+
+    def action_metric(self) -> None:
+        racks = self.query_one(Elevation)
+        racks.metric = METRICS[(METRICS.index(racks.metric) + 1) % len(METRICS)]
+        self._draw_lines()
+
+    def action_hottest(self) -> None:
+        celsius = self.control.snapshot.gpus["temperature_c"]
+        if np.all(np.isnan(celsius)):
+            self.notify("No temperature is read yet.", severity="warning")
+            return
+        row = int(np.nanargmax(celsius))
+        for number, status in enumerate(self.control.snapshot.nodes):
+            if row in status.rows:
+                self.query_one(Elevation).cursor = (number, status.rows.index(row))
+
+    def action_help(self) -> None:
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.own_keys, self.plain))
+
+    # Keys that act: each opens a panel; nothing is sent before its proposal is confirmed there.
+
+    def action_arm(self) -> None:
+        if self.control.arming.left_s:
+            self.control.arming.disarm()
+        elif refused := self.control.arming.arm():
+            self.notify(refused, severity="warning", markup=False)
+        self._draw_lines()
+
+    def action_throttle(self) -> None:
+        cursor = self.query_one(Elevation).cursor
+        offered, scopes = choices.throttle(self.control, *cursor)
+        self._open("Throttle: change power limits", offered, scopes, choices.THROTTLE_DEFAULT)
+
+    def action_microbatch(self) -> None:
+        job = self._acting_job()
+        if job is not None:
+            offered, chosen = choices.microbatch(self.control, job)
+            self._open("Microbatch: sequences in one forward pass", offered, (job.name,), chosen)
+
+    def action_rebalance(self) -> None:
+        job = self._acting_job()
+        if job is not None:
+            self._open("Rebalance: work from hot ranks to cold", choices.rebalance(self.control, job), (job.name,), 0)
+
+    def action_undo(self) -> None:
+        if self.control.propose_undo() is None:
+            self.notify("Nothing of this session is in force that could be undone.", severity="warning")
+            return
+        self._open("Undo the last action", choices.undo(self.control), ("",), 0)
+
+    def _acting_job(self) -> JobStatus | None:
+        job = self._job
+        if job is None or not job.attached:
+            self.notify(
+                "There is no job to act on: a trainer with rackside_hook on one of these nodes would be one.",
+                severity="warning",
+            )
+            return None
+        return job
+
+    def _open(self, title: str, offered: list[Choice], scopes: tuple[str, ...], chosen: int) -> None:
+        if isinstance(self.screen, ActPanel):
+            return
+        arming = self.control.arming
+
+        def reached(proposal: Proposal) -> int:
+            job = self._job
+            hosts = {r.host for r in job.ranks} if job else set()
+            return nodes_touched(proposal, max(1, len(hosts)))
+
+        panel = ActPanel(title, offered, scopes, chosen, lambda: arming.left_s, arming.arm, reached, self.plain)
+        self.push_screen(panel, self._confirmed)
+
+    def _confirmed(self, proposal: Proposal | None) -> None:
+        if proposal is None:
+            return
+        try:
+            self.control.confirm(proposal)
+        except (NotArmed, AuditError) as error:
+            self.notify(f"Not done: {error}", severity="error", timeout=10, markup=False)
+
+    async def action_leave(self) -> None:
+        """Leave at once, or after a question when limits are held down."""
+        held = self.control.leased_gpus
+        if held and not isinstance(self.screen, LeaveScreen):
+            self.push_screen(LeaveScreen(held), lambda sure: self.exit() if sure else None)
+        else:
+            self.exit()

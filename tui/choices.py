@@ -1,0 +1,75 @@
+"""What each action's panel offers, as values with the proposals behind them."""
+
+from __future__ import annotations
+
+from engine.act.action import Proposal
+from engine.control.control import Control
+from engine.job.status import JobStatus
+from tui.screens.act import Choice
+
+THROTTLE_STEPS_W = (200.0, 150.0, 100.0, 50.0, -50.0, -100.0, -200.0)
+THROTTLE_DEFAULT = 2
+MOVES = (1, 2, 4)
+MOST_MICROBATCHES = 10
+
+
+def throttle(control: Control, node: int, slot: int) -> tuple[list[Choice], tuple[str, ...]]:
+    """Steps down and up, for the GPU under the cursor, its node, its rack."""
+    cluster = control.cluster
+    profile = cluster.nodes[node]
+
+    def cells(numbers: list[int]) -> list[tuple[int, int]]:
+        return [(n, s) for n in numbers for s in range(cluster.type_of(cluster.nodes[n]).gpus)]
+
+    rack = [n for n, other in enumerate(cluster.nodes) if other.rack == profile.rack]
+    scopes = (
+        (f"{profile.name} GPU {slot}", [(node, slot)]),
+        (profile.name, cells([node])),
+        (f"rack {profile.rack}", cells(rack)),
+    )
+
+    def choice(step_w: float) -> Choice:
+        return Choice(f"{-step_w:+.0f} W", lambda scope: control.propose_throttle(*scopes[scope], step_w))
+
+    return [choice(step) for step in THROTTLE_STEPS_W], tuple(label for label, _ in scopes)
+
+
+def microbatch(control: Control, job: JobStatus) -> tuple[list[Choice], int]:
+    """The values that fit around the present one; half of it is chosen first where it fits, else its double."""
+    ranks, now = len(job.microbatches), job.microbatch
+    fits = [m for m in range(1, job.global_batch // max(1, ranks) + 1) if job.global_batch % m == 0]
+    fits = [m for m in fits if m != now] or [now]
+    fits = sorted(sorted(fits, key=lambda m: max(m / now, now / m))[:MOST_MICROBATCHES])
+
+    def choice(value: int) -> Choice:
+        def propose(_: int) -> Proposal:
+            return control.propose_microbatch(control.jobs.statuses.get(job.key, job), value)
+
+        words = {now / 2: " halve", now * 2: " double"}
+        return Choice(f"{value}{words.get(value, '')}", propose)
+
+    first = next((fits.index(m) for m in (now // 2, now * 2) if m in fits), 0)
+    return [choice(m) for m in fits], first
+
+
+def rebalance(control: Control, job: JobStatus) -> list[Choice]:
+    """How many microbatches each hot rank gives away."""
+
+    def choice(moves: int) -> Choice:
+        def propose(_: int) -> Proposal:
+            return control.propose_rebalance(control.jobs.statuses.get(job.key, job), moves)
+
+        return Choice(f"{moves} a rank", propose)
+
+    return [choice(m) for m in MOVES]
+
+
+def undo(control: Control) -> list[Choice]:
+    """The last action that is in force, put back."""
+    last = control.propose_undo()
+    assert last is not None
+
+    def propose(_: int) -> Proposal:
+        return control.propose_undo() or last
+
+    return [Choice("undo", propose)]

@@ -1,0 +1,178 @@
+"""The panel before every action: choose how much, read what it will do, confirm or leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+
+from engine.act.action import Proposal, Throttle
+from tui.widgets.figures import change
+from tui.widgets.pane import Pane
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value that the panel offers, and how to propose it for a scope."""
+
+    label: str
+    propose: Callable[[int], Proposal]
+
+
+class ActPanel(ModalScreen[Proposal | None]):
+    """Left and right choose the value, up and down the scope, enter confirms, escape leaves.
+
+    What touches more than one node wants a second key. The proposal is made anew with every snapshot, so that what is
+    confirmed is what is shown.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h", "value(-1)", "less"),
+        Binding("right,l", "value(1)", "more"),
+        Binding("up,k", "scope(-1)", "scope"),
+        Binding("down,j", "scope(1)", "scope", show=False),
+        Binding("enter", "confirm", "confirm"),
+        Binding("y", "yes", "send"),
+        Binding("a", "arm", "arm"),
+        Binding("escape,q", "leave", "leave"),
+    ]
+
+    def __init__(
+        self,
+        title: str,
+        choices: Sequence[Choice],
+        scopes: Sequence[str],
+        chosen: int,
+        armed: Callable[[], float],
+        arm: Callable[[], str],
+        reached: Callable[[Proposal], int],
+        plain: bool,
+    ) -> None:
+        super().__init__()
+        self._title, self._choices, self._scopes = title, choices, scopes
+        self.chosen, self.scope_at = chosen, 0
+        self._armed, self._arm, self._reached, self._plain = armed, arm, reached, plain
+        self.proposal: Proposal | None = None
+        self.asking = False
+        self._warning = ""
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="panel"):
+            body = Pane(id="panel-body")
+            body.plain = self._plain
+            yield body
+
+    def on_mount(self) -> None:
+        self.repropose()
+
+    def repropose(self) -> None:
+        """Propose again from the newest snapshot and draw."""
+        self.proposal = self._choices[self.chosen].propose(self.scope_at)
+        self.query_one("#panel-body", Pane).draw(self._text(self.proposal))
+
+    def _text(self, p: Proposal) -> Text:
+        text = Text()
+        text.append(f"{self._title}\n", "bold")
+        if len(self._choices) > 1:
+            text.append("value  ", "dim")
+            for at, choice in enumerate(self._choices):
+                text.append(f" {choice.label} ", "reverse bold" if at == self.chosen else "")
+            text.append("\n")
+        if len(self._scopes) > 1:
+            text.append("scope  ", "dim")
+            for at, scope in enumerate(self._scopes):
+                text.append(f" {scope} ", "reverse bold" if at == self.scope_at else "")
+            text.append("\n")
+        text.append(f"\n{p.title}\n", "bold")
+        if p.refusal:
+            text.append(f"{p.refusal}\n", "bold yellow")
+        else:
+            text.append(f"{p.scope}\n", "dim")
+            text.append("Predicted, once settled:\n", "dim")
+            text.append_text(_effect(p))
+        for note in p.notes:
+            text.append(f"{note}\n", "dim")
+        text.append("\n")
+        text.append_text(self._prompt(p))
+        return text
+
+    def _prompt(self, p: Proposal) -> Text:
+        if self._warning:
+            return Text(self._warning, "bold red")
+        if p.refusal:
+            return Text("escape leaves", "dim")
+        if not self._armed():
+            return Text("READ-ONLY: a arms this console for five minutes; escape leaves", "bold green")
+        if self.asking:
+            return Text(f"This touches {self._reached(p)} nodes. y sends it, escape leaves.", "bold red")
+        return Text("enter confirms, escape leaves, arrows choose", "bold")
+
+    def action_value(self, by: int) -> None:
+        self.chosen = max(0, min(len(self._choices) - 1, self.chosen + by))
+        self._changed()
+
+    def action_scope(self, by: int) -> None:
+        self.scope_at = max(0, min(len(self._scopes) - 1, self.scope_at + by))
+        self._changed()
+
+    def _changed(self) -> None:
+        self.asking, self._warning = False, ""
+        self.repropose()
+
+    def action_arm(self) -> None:
+        if not self._armed():
+            self._warning = self._arm()
+            self.repropose()
+
+    def action_confirm(self) -> None:
+        """First key: send, or ask once more when several nodes are touched."""
+        p = self.proposal
+        if p is None or p.refusal or not self._armed():
+            self.repropose()
+            return
+        if self._reached(p) > 1 and not self.asking:
+            self.asking = True
+            self.repropose()
+            return
+        if not self.asking:
+            self.dismiss(p)
+
+    def action_yes(self) -> None:
+        if self.asking and self.proposal is not None and self._armed():
+            self.dismiss(self.proposal)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+def _effect(p: Proposal) -> Text:
+    before, after = p.before, p.after
+    rows = [
+        ("step time", change(before.step_s, after.step_s, 2, "s")),
+        ("tokens/s", change(before.tokens_per_s, after.tokens_per_s, 0)),
+        ("hottest GPU", change(before.peak_c, after.peak_c, 0, "C")),
+        ("GPU power", change(_kw(before.power_w), _kw(after.power_w), 1, "kW")),
+    ]
+    if before.memory_gib is not None or after.memory_gib is not None:
+        rows.append(("memory a GPU", change(before.memory_gib, after.memory_gib, 0, "GiB")))
+    text = Text()
+    for name, value in rows:
+        text.append(f"  {name:<13}", "dim")
+        text.append(f"{value}\n")
+    return text
+
+
+def _kw(watts: float | None) -> float | None:
+    return None if watts is None else watts / 1000
+
+
+def nodes_touched(proposal: Proposal, job_nodes: int) -> int:
+    """How many nodes a proposal reaches: those of its limits, or those of the job's ranks."""
+    action = proposal.action
+    return len(action.limits_w) if isinstance(action, Throttle) else job_nodes

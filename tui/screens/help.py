@@ -1,0 +1,64 @@
+"""What the keys do, made from the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+
+from tui.actions import ACTIONS, MOVES
+from tui.metrics import METRICS
+from tui.widgets.pane import Pane
+
+SIGNS = (
+    ("*", "node is live"),
+    ("~ ? x !", "connecting, stale, down, in error"),
+    ("!74!", "this GPU has an alarm, or its board holds it back"),
+    ("[74]", "the cursor"),
+    ("—", "not available: never drawn as a number"),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Any of escape, q and ? closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark", "dismiss", "close")]
+
+    def __init__(self, keys: Mapping[str, str], plain: bool) -> None:
+        super().__init__()
+        self._keys, self._plain = keys, plain
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="panel"):
+            yield Pane(id="panel-body")
+
+    def on_mount(self) -> None:
+        body = self.query_one("#panel-body", Pane)
+        body.plain = self._plain
+        body.draw(help_text(self._keys))
+
+
+def help_text(keys: Mapping[str, str]) -> Text:
+    """Keys by group, then the signs on the racks."""
+    text = Text()
+    for group in dict.fromkeys(a.group for a in ACTIONS):
+        text.append(f"{group}\n", "bold")
+        for action in ACTIONS:
+            if action.group == group:
+                key = keys.get(action.id, action.keys).replace("question_mark", "?")
+                text.append(f"  {key:<6}", "bold cyan")
+                text.append(f"{action.help}\n")
+        text.append("\n")
+    text.append("Moving\n", "bold")
+    text.append(f"  {MOVES}; ctrl+p finds every action by name\n\n")
+    text.append("Racks\n", "bold")
+    for sign, meaning in SIGNS:
+        text.append(f"  {sign:<9}", "bold cyan")
+        text.append(f"{meaning}\n")
+    text.append(f"  c colours by {', '.join(m.title.lower() for m in METRICS)}\n", "dim")
+    return text

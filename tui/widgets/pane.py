@@ -1,0 +1,28 @@
+"""A piece of text on the screen; in plain mode nothing beyond ASCII leaves it."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.widgets import Static
+
+PLAIN = str.maketrans({"—": "-", "…": ".", "█": "#", "░": ".", "▁": "_", "▂": ".", "▃": "-", "▄": "=", "▅": "+"})
+
+
+class Pane(Static):
+    """`draw` puts a text; widgets derive from it with a `show` of their own."""
+
+    plain = False
+
+    def draw(self, text: Text) -> None:
+        """Show `text`; markup in it is never read."""
+        if self.plain:
+            text = asciify(text)
+        self.update(text)
+
+
+def asciify(text: Text) -> Text:
+    """The same text with every character beyond ASCII replaced, one for one, so that styles stay in place."""
+    kept = text.plain.translate(PLAIN)
+    out = text.copy()
+    out.plain = "".join(c if c.isascii() else "?" for c in kept)
+    return out
