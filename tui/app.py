@@ -35,6 +35,7 @@ from tui.widgets.pane import Pane
 from tui.widgets.plans import Plans
 
 PANES = ("gpu", "links", "plans", "alarms")
+Breakpoints = list[tuple[int, str]]
 WIDE, TALL = 150, 40
 """From this size on all panes stand on the screen together."""
 
@@ -45,12 +46,8 @@ class RacksideApp(App[None]):
     CSS_PATH = "console.tcss"
     TITLE = "rackside"
     ENABLE_COMMAND_PALETTE = True
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (60, "-usual"), (WIDE, "-wide")]
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
-        (0, "-short"),
-        (12, "-usual-height"),
-        (TALL, "-tall"),
-    ]
+    HORIZONTAL_BREAKPOINTS: ClassVar[Breakpoints] = [(0, "-narrow"), (60, "-usual"), (WIDE, "-wide")]  # type: ignore[misc]
+    VERTICAL_BREAKPOINTS: ClassVar[Breakpoints] = [(0, "-short"), (12, "-usual"), (TALL, "-tall")]  # type: ignore[misc]
 
     def __init__(self, control: Control, plain: bool = False, keys: Mapping[str, str] | None = None) -> None:
         super().__init__()

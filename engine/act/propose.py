@@ -130,7 +130,9 @@ def rebalance(rack: Rack, job: JobView, threshold_c: float, moves: int = 1) -> P
         cold = [int(r) for r in np.argsort(hottest) if hottest[r] < threshold_c - COLD_MARGIN_K]
         if not hot:
             peak = np.nanmax(hottest) if np.any(~np.isnan(hottest)) else float("nan")
-            refusal = f"No rank is above {threshold_c:.0f} C (the hottest is at {peak:.0f} C): nothing to move."
+            refusal = (
+                f"No rank is above {threshold_c:.0f} C or headed there (the hottest: {peak:.0f} C): nothing to move."
+            )
         elif not cold:
             refusal = f"No rank is below {threshold_c - COLD_MARGIN_K:.0f} C: there is no cold GPU to take work."
         else:
@@ -167,10 +169,10 @@ def undo(done: Proposal, put_back: Action, ticket_id: str, rack: Rack, load: Loa
 
 
 def hottest_by_rank(rack: Rack, load: Load) -> effect.Floats:
-    """Temperature of the hottest GPU of each replica, C; NaN where none was read."""
-    out = np.full(len(load.microbatches), np.nan)
+    """The hottest GPU of each replica, by where it is or where it is headed, C; NaN where none was read."""
+    out, celsius = np.full(len(load.microbatches), np.nan), np.fmax(rack.temperature_c, rack.settled_c)
     for rank in range(len(out)):
-        known = rack.temperature_c[(load.replica == rank) & ~np.isnan(rack.temperature_c)]
+        known = celsius[(load.replica == rank) & ~np.isnan(celsius)]
         out[rank] = known.max() if len(known) else np.nan
     return out
 

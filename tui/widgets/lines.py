@@ -53,7 +53,7 @@ def legend(metric: Metric) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{metric.title} ", "bold")
     text.append(f"{metric.cell(metric.low).strip()} ")
-    for level in range(0, LEVELS, 3):
+    for level in range(1, LEVELS, 4):
         text.append(" ", style_of(level, False, False))
     text.append(f" {metric.cell(metric.high).strip()} {metric.unit}")
     return text

@@ -1,0 +1,1 @@
+pytest_plugins = ["tests.parts.nvml", "tests.parts.sshd"]

@@ -1,0 +1,162 @@
+/* A libnvidia-ml.so.1 for tests: the functions that the probe calls, answered from a text file that is read at every
+ * call. The file is named by RACKSIDE_FAKE_NVML and holds lines of "key value", for example "gpu0.temperature 61"; a
+ * value of "!15" is NVML error 15. Power limits that are set are appended to the same file's name plus ".set", and read
+ * back from there. So the real pynvml and the real probe run where there is no GPU.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { int index; } device_t;
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned int gpu, memory; } utilization_t;
+typedef struct {
+    char busIdLegacy[16];
+    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} pci_t;
+typedef union { double dVal; int siVal; unsigned int uiVal; unsigned long ulVal; unsigned long long ullVal; long long sllVal; unsigned short usVal; } value_t;
+typedef struct {
+    unsigned int fieldId, scopeId;
+    long long timestamp, latencyUsec;
+    int valueType, nvmlReturn;
+    value_t value;
+} field_t;
+typedef struct { unsigned int pid; unsigned long long usedGpuMemory; unsigned int gpuInstanceId, computeInstanceId; } process_t;
+
+static device_t devices[16];
+
+/* Look a key up; the last line wins. 0 and the number, the NVML error that stands there, or -1: no such key. */
+static int look(const char *path, const char *key, double *number, char *text, size_t size) {
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[512];
+    int result = -1;
+    if (!file) return -1;
+    while (fgets(line, sizeof line, file)) {
+        char *space = strchr(line, ' ');
+        if (!space) continue;
+        *space = 0;
+        if (strcmp(line, key)) continue;
+        char *value = space + 1;
+        value[strcspn(value, "\n")] = 0;
+        if (*value == '!') { result = atoi(value + 1); continue; }
+        if (number) *number = atof(value);
+        if (text) snprintf(text, size, "%s", value);
+        result = 0;
+    }
+    fclose(file);
+    return result;
+}
+
+static int find(int index, const char *name, double *number, char *text, size_t size) {
+    char key[128];
+    snprintf(key, sizeof key, "gpu%d.%s", index, name);
+    int result = look(getenv("RACKSIDE_FAKE_NVML"), key, number, text, size);
+    return result != -1 ? result : look(getenv("RACKSIDE_FAKE_NVML"), name, number, text, size);
+}
+
+/* As find, an absent key being "not supported". */
+static int need(int index, const char *name, double *number, char *text, size_t size) {
+    int result = find(index, name, number, text, size);
+    return result == -1 ? 3 : result;
+}
+
+static int whole(device_t *device, const char *name, unsigned int *out) {
+    double number = 0;
+    int result = need(device->index, name, &number, NULL, 0);
+    *out = (unsigned int)number;
+    return result;
+}
+
+static void set_path(char *out, size_t size) { snprintf(out, size, "%s.set", getenv("RACKSIDE_FAKE_NVML")); }
+
+int nvmlInit_v2(void) { int r = look(getenv("RACKSIDE_FAKE_NVML"), "init", NULL, NULL, 0); return r == -1 ? 0 : r; }
+int nvmlInitWithFlags(unsigned int flags) { (void)flags; return nvmlInit_v2(); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { static char text[64]; snprintf(text, sizeof text, "fake NVML error %d", code); return text; }
+int nvmlSystemGetDriverVersion(char *out, unsigned int size) { snprintf(out, size, "580.00.fake"); return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *count) { double n = 0; int r = look(getenv("RACKSIDE_FAKE_NVML"), "count", &n, NULL, 0); *count = (unsigned int)n; return r; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, device_t **out) {
+    double ignored;
+    int r = find((int)index, "handle", &ignored, NULL, 0);
+    if (r != -1) return r;
+    if (index >= 16) return 2;
+    devices[index].index = (int)index;
+    *out = &devices[index];
+    return 0;
+}
+int nvmlDeviceGetName(device_t *d, char *out, unsigned int size) { return need(d->index, "name", NULL, out, size); }
+int nvmlDeviceGetUUID(device_t *d, char *out, unsigned int size) { snprintf(out, size, "GPU-fake-%04d", d->index); return 0; }
+int nvmlDeviceGetPciInfo_v3(device_t *d, pci_t *pci) { memset(pci, 0, sizeof *pci); snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", 0x11 + 0x10 * d->index); return 0; }
+int nvmlDeviceGetTemperature(device_t *d, int sensor, unsigned int *out) { (void)sensor; return whole(d, "temperature", out); }
+int nvmlDeviceGetTemperatureV(device_t *d, void *out) { int *field = out; double n = 0; int r = need(d->index, "temperature", &n, NULL, 0); field[2] = (int)n; return r; }
+int nvmlDeviceGetTemperatureThreshold(device_t *d, int kind, unsigned int *out) { return whole(d, kind == 0 ? "shutdown" : "slowdown", out); }
+int nvmlDeviceGetMarginTemperature(device_t *d, void *out) { int *field = out; double n = 0; int r = need(d->index, "margin", &n, NULL, 0); field[1] = (int)n; return r; }
+int nvmlDeviceGetPowerUsage(device_t *d, unsigned int *out) { return whole(d, "power", out); }
+int nvmlDeviceGetPowerManagementLimit(device_t *d, unsigned int *out) {
+    char path[512], key[64];
+    double number = 0;
+    set_path(path, sizeof path);
+    snprintf(key, sizeof key, "gpu%d.limit", d->index);
+    if (look(path, key, &number, NULL, 0) == 0) { *out = (unsigned int)number; return 0; }
+    return whole(d, "limit", out);
+}
+int nvmlDeviceGetPowerManagementDefaultLimit(device_t *d, unsigned int *out) { return whole(d, "limit_default", out); }
+int nvmlDeviceGetPowerManagementLimitConstraints(device_t *d, unsigned int *low, unsigned int *high) { int r = whole(d, "limit_min", low); return r ? r : whole(d, "limit_max", high); }
+int nvmlDeviceSetPowerManagementLimit(device_t *d, unsigned int milliwatts) {
+    char path[512];
+    double ignored;
+    int r = find(d->index, "limit_set", &ignored, NULL, 0);
+    if (r > 0) return r;
+    if (r == 0) return 0; /* claims success and does nothing */
+    set_path(path, sizeof path);
+    FILE *file = fopen(path, "a");
+    if (!file) return 4;
+    fprintf(file, "gpu%d.limit %u\n", d->index, milliwatts);
+    fclose(file);
+    return 0;
+}
+int nvmlDeviceGetClockInfo(device_t *d, int kind, unsigned int *out) { return whole(d, kind == 1 ? "sm_clock" : "memory_clock", out); }
+int nvmlDeviceGetMaxClockInfo(device_t *d, int kind, unsigned int *out) { (void)kind; return whole(d, "sm_clock_max", out); }
+int nvmlDeviceGetMaxPcieLinkGeneration(device_t *d, unsigned int *out) { return whole(d, "pcie_gen", out); }
+int nvmlDeviceGetMaxPcieLinkWidth(device_t *d, unsigned int *out) { return whole(d, "pcie_width", out); }
+int nvmlDeviceGetUtilizationRates(device_t *d, utilization_t *out) { out->memory = 0; return whole(d, "utilization", &out->gpu); }
+int nvmlDeviceGetMemoryInfo(device_t *d, memory_t *out) {
+    double total = 0, used = 0;
+    int r = need(d->index, "memory_total", &total, NULL, 0);
+    if (!r) r = need(d->index, "memory_used", &used, NULL, 0);
+    out->total = (unsigned long long)total; out->used = (unsigned long long)used; out->free = out->total - out->used;
+    return r;
+}
+int nvmlDeviceGetCurrentClocksEventReasons(device_t *d, unsigned long long *out) { unsigned int n = 0; int r = whole(d, "throttle", &n); *out = n; return r; }
+int nvmlDeviceGetTotalEnergyConsumption(device_t *d, unsigned long long *out) { double n = 0; int r = need(d->index, "energy", &n, NULL, 0); *out = (unsigned long long)n; return r; }
+int nvmlDeviceGetNvLinkState(device_t *d, unsigned int link, unsigned int *out) {
+    double count = 0, state = 1;
+    char key[64];
+    if (find(d->index, "nvlinks", &count, NULL, 0)) return 3;
+    if (link >= (unsigned int)count) return 2;
+    snprintf(key, sizeof key, "nvlink%u.active", link);
+    if (find(d->index, key, &state, NULL, 0)) state = 1;
+    *out = (unsigned int)state;
+    return 0;
+}
+int nvmlDeviceGetPcieThroughput(device_t *d, int counter, unsigned int *out) { (void)counter; return whole(d, "pcie_kb_s", out); }
+int nvmlDeviceGetFieldValues(device_t *d, int count, field_t *fields) {
+    for (int i = 0; i < count; i++) {
+        char key[64];
+        double number = 0;
+        snprintf(key, sizeof key, "field%u", fields[i].fieldId);
+        fields[i].valueType = 3;
+        fields[i].nvmlReturn = need(d->index, key, &number, NULL, 0);
+        fields[i].value.ullVal = (unsigned long long)number;
+    }
+    return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(device_t *d, unsigned int *count, process_t *out) {
+    double pid = 0, used = 0;
+    if (find(d->index, "pid", &pid, NULL, 0)) { *count = 0; return 0; }
+    find(d->index, "pid_memory", &used, NULL, 0);
+    if (*count < 1 || !out) { *count = 1; return 7; }
+    out[0].pid = (unsigned int)pid; out[0].usedGpuMemory = (unsigned long long)used; *count = 1;
+    return 0;
+}

@@ -1,0 +1,141 @@
+"""Records to columns: states are kept apart from numbers, nothing is invented, nothing printed raw."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.telemetry.reading import Hello, ProbeError, ReadingState, Tick, decode, judge
+from engine.telemetry.snapshot import NodeState
+from engine.telemetry.store import STALE_TICKS, Store
+from engine.telemetry.text import clean
+
+
+def hello(gpus: int = 2, **more: Any) -> Hello:
+    record = decode(
+        json.dumps({"hello": 1, "hostname": "h", "gpus": [{"index": i} for i in range(gpus)], **more}).encode()
+    )
+    assert isinstance(record, Hello)
+    return record
+
+
+def tick(gpus: list[dict[str, Any]], at: float = 0.0, **more: Any) -> Tick:
+    record = decode(json.dumps({"tick": 1, "time": at, "gpus": gpus, **more}).encode())
+    assert isinstance(record, Tick)
+    return record
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_record_or_a_sentence(line: bytes) -> None:
+    try:
+        decode(line)
+    except ProbeError as error:
+        assert str(error)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    st.sampled_from(["tick", "hello", "result", "released"]),
+    st.dictionaries(
+        st.sampled_from(["time", "gpus", "nics", "hooks", "trouble", "lost", "hostname", "state", "reason"]),
+        json_values,
+    ),
+    json_values,
+)
+def test_any_json_is_a_record_or_a_sentence(kind: str, fields: dict[str, Any], value: Any) -> None:
+    store = Store([("n", 2)])
+    try:
+        record = decode(json.dumps({kind: value, **fields}).encode())
+    except ProbeError:
+        return
+    if isinstance(record, (Hello, Tick)):
+        store.apply("n", record, 1.0)
+        store.publish(1.0)
+
+
+@given(st.sampled_from(["temperature_c", "power_w", "utilization_pct"]), st.none() | st.text(max_size=9) | st.floats())
+def test_only_a_plausible_number_is_a_value(metric: str, reading: float | str | None) -> None:
+    value, state = judge(metric, reading)
+    assert math.isnan(value) == (state is not ReadingState.VALUE)
+    if state is ReadingState.VALUE:
+        assert value == reading
+
+
+def test_each_state_is_counted_and_none_is_a_number() -> None:
+    store = Store([("n", 2)])
+    store.apply("n", hello(), 1)
+    bad = {"temperature_c": 2112, "power_w": "unsupported", "utilization_pct": None, "sm_clock_mhz": "lost"}
+    store.apply("n", tick([bad, {"temperature_c": 40}]), 1)
+    snapshot = store.publish(1)
+    assert np.isnan(snapshot.gpus["temperature_c"][0])
+    assert snapshot.gpus["temperature_c"][1] == 40
+    assert snapshot.nodes[0].dropped == 1
+    assert store.states[ReadingState.IMPLAUSIBLE] == 1
+    assert store.states[ReadingState.UNSUPPORTED] == 1
+
+
+def test_a_snapshot_never_changes() -> None:
+    store = Store([("n", 1)])
+    store.apply("n", hello(1), 1)
+    store.apply("n", tick([{"temperature_c": 40}]), 1)
+    old = store.publish(1)
+    store.apply("n", tick([{"temperature_c": 50}]), 2)
+    assert store.publish(2).version == old.version + 1
+    assert old.gpus["temperature_c"][0] == 40
+    with pytest.raises(ValueError, match="read-only"):
+        old.gpus["temperature_c"][0] = 1
+
+
+def test_silence_makes_a_node_stale_and_says_for_how_long() -> None:
+    store = Store([("n", 1)], interval_s=1.0)
+    store.apply("n", tick([{"temperature_c": 40}]), 100)
+    assert store.publish(100 + STALE_TICKS).nodes[0].state is NodeState.LIVE
+    stale = store.publish(107).nodes[0]
+    assert stale.state is NodeState.STALE
+    assert "no sample for 7 s" in stale.reason
+
+
+def test_a_node_with_other_gpus_than_expected_keeps_everybody_in_place() -> None:
+    store = Store([("a", 2), ("b", 2)])
+    store.apply("b", hello(2), 1)
+    store.apply("b", tick([{"temperature_c": 51}, {"temperature_c": 52}]), 1)
+    store.publish(1)
+    store.apply("a", hello(4), 1)
+    store.apply("a", tick([{"temperature_c": t} for t in (41, 42, 43, 44)]), 1)
+    snapshot = store.publish(2)
+    assert list(snapshot.gpus["temperature_c"]) == [41, 42, 43, 44, 51, 52]
+    assert snapshot.nodes[1].rows == range(4, 6)
+    assert list(store.history("temperature_c", 4)[1]) == [51, 51]
+
+
+def test_the_ring_keeps_the_newest() -> None:
+    store = Store([("n", 1)], history=5)
+    for second in range(12):
+        store.apply("n", tick([{"temperature_c": 30 + second}]), second)
+        store.publish(second)
+    times, values = store.history("temperature_c", 0)
+    assert list(times) == [7, 8, 9, 10, 11]
+    assert list(values) == [37, 38, 39, 40, 41]
+
+
+@given(st.text(max_size=300), st.integers(5, 80))
+def test_text_from_nodes_is_harmless(text: str, limit: int) -> None:
+    shown = clean(text, limit)
+    assert len(shown) <= limit
+    assert shown.isprintable()
+
+
+def test_escapes_and_overrides_are_dropped() -> None:
+    assert clean("\x1b[2J\x1b]0;owned\x07 gpu\u202e0\nnext") == "[2J]0;owned gpu0 next"
