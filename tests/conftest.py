@@ -1,1 +1,7 @@
+from hypothesis import HealthCheck, settings
+
 pytest_plugins = ["tests.parts.nvml", "tests.parts.sshd"]
+
+# Machines are noisy: an example that is slow once says nothing about the code.
+settings.register_profile("rackside", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rackside")

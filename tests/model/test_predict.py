@@ -36,7 +36,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(plans)
 def test_parts_sum_to_the_whole(p: Plan) -> None:
     found = predict(LLAMA, p, H200)
@@ -49,7 +49,7 @@ def test_parts_sum_to_the_whole(p: Plan) -> None:
     assert again == pytest.approx(np.full(found.dp, found.iteration_s))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(plans, st.floats(1.1, 8))
 def test_a_faster_network_never_slows(p: Plan, times: float) -> None:
     slow = msgspec.structs.replace(H200, network=Network(gbps_per_node=100))
@@ -57,7 +57,7 @@ def test_a_faster_network_never_slows(p: Plan, times: float) -> None:
     assert predict(LLAMA, p, fast).iteration_s <= predict(LLAMA, p, slow).iteration_s * (1 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(plans)
 def test_a_lower_power_limit_never_speeds_up_or_heats(p: Plan) -> None:
     free, capped = predict(LLAMA, p, H200), predict(LLAMA, p, H200, power_limit_w=350)

@@ -489,8 +489,12 @@ class Server(threading.Thread):
         while b"\n" in client.read and not client.closing:
             line, _, rest = client.read.partition(b"\n")
             client.read = bytearray(rest)
+            if len(line) > LINE_LIMIT:
+                break
             self._line(client, bytes(line))
-        if len(client.read) > LINE_LIMIT:
+        else:
+            line = client.read
+        if len(line) > LINE_LIMIT and not client.closing:
             self._refuse(client, "a line is longer than %d bytes" % LINE_LIMIT)
         self._flush(client)
 
