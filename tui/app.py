@@ -56,6 +56,7 @@ class RacksideApp(App[None]):
         self.own_keys = dict(keys or {})
         self.pane = "gpu"
         self.links_of_all = False
+        self._planned_for: tuple[str, int, bool] | None = None
         for action in ACTIONS:
             key = self.own_keys.get(action.id, action.keys)
             shown = bool(action.footer)
@@ -109,10 +110,7 @@ class RacksideApp(App[None]):
             self.screen.repropose()
 
     def on_job_arrived(self, message: JobArrived) -> None:
-        known = (message.job.name, message.job.microbatch, message.job.attached)
-        if known != getattr(self, "_planned_for", None):
-            self._planned_for = known
-            self.run_worker(self._plan(), name="plans", exclusive=True, group="plans")
+        self._replan()
         self._draw_lines()
 
     def on_ticket_arrived(self, message: TicketArrived) -> None:
@@ -122,6 +120,14 @@ class RacksideApp(App[None]):
             self.notify(ticket.line, severity="error", timeout=10, markup=False)
         elif ticket.stage is Stage.DONE:
             self.notify(ticket.line, timeout=5, markup=False)
+
+    def _replan(self) -> None:
+        """Compare plans again when the current job or its microbatch is another."""
+        job = self._job
+        known = (job.key, job.microbatch, job.attached) if job else None
+        if known != self._planned_for:
+            self._planned_for = known
+            self.run_worker(self._plan(), name="plans", exclusive=True, group="plans")
 
     async def _plan(self) -> None:
         rows = [(c.label, c.prediction) for c in self.control.alternatives()]
@@ -133,7 +139,11 @@ class RacksideApp(App[None]):
 
     @property
     def _job(self) -> JobStatus | None:
-        return self.control.jobs.first
+        return self.control.jobs.current
+
+    @property
+    def _others(self) -> int:
+        return max(0, sum(s.attached for s in self.control.jobs.statuses.values()) - 1)
 
     def _arrange(self) -> None:
         """All panes on a large screen, one on a usual one, none beside the racks on a narrow one."""
@@ -164,7 +174,7 @@ class RacksideApp(App[None]):
             lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only)
         )
         self.query_one("#legend", Pane).draw(lines.legend(metric))
-        self.query_one("#job", Pane).draw(lines.job(self._job, now))
+        self.query_one("#job", Pane).draw(lines.job(self._job, self._others, now))
         self.query_one("#action", Pane).draw(lines.last_action(c.tickets))
         self.query_one("#alarm", Pane).draw(lines.top_alarm(c.alarms, now))
         self.query_one("#body-alarms", Pane).draw(lines.alarm_list(c.alarms, c.tickets, now))
@@ -212,6 +222,15 @@ class RacksideApp(App[None]):
         for number, status in enumerate(self.control.snapshot.nodes):
             if row in status.rows:
                 self.query_one(Elevation).cursor = (number, status.rows.index(row))
+
+    def action_next_job(self) -> None:
+        attached = [s for s in self.control.jobs.statuses.values() if s.attached]
+        if len(attached) < 2:
+            self.notify("There is no other job.", severity="warning")
+            return
+        self.control.jobs.select_next()
+        self._replan()
+        self._draw_lines()
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):

@@ -40,7 +40,7 @@ async def _headless(cluster: Cluster, model: Model, plan: Plan, given: Any) -> d
 
 
 def _summary(control: Control) -> dict[str, Any]:
-    snapshot, job = control.snapshot, control.jobs.first
+    snapshot, job = control.snapshot, control.jobs.current
     celsius = snapshot.gpus["temperature_c"]
     known = celsius[~(celsius != celsius)]
     errors = [f"{n.name}: {n.state.value}: {n.reason}" for n in snapshot.nodes if n.state is not NodeState.LIVE]

@@ -36,14 +36,18 @@ class Rack:
 
 @dataclass(frozen=True)
 class Load:
-    """The job on the rack: `replica` of each GPU (-1: none), microbatches of each replica, and the measured step."""
+    """The job on the rack: `replica` of each GPU (-1: none), microbatches of each replica, and the measured step.
+
+    `assumes` says, as a sentence for the operator, what the pace rests on where the cost model does not know the job.
+    """
 
     pace: Pace
     replica: Ints
     microbatches: Ints
     step_s: float
-    tokens: float
+    tokens: float | None
     memory_gib: float | None = None
+    assumes: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def now(rack: Rack, load: Load | None) -> Outlook:
     """The measured state as an outlook; its peak is where the hottest GPU is headed under the present load."""
     return Outlook(
         step_s=load.step_s if load else None,
-        tokens_per_s=load.tokens / load.step_s if load and load.step_s > 0 else None,
+        tokens_per_s=load.tokens / load.step_s if load and load.tokens and load.step_s > 0 else None,
         peak_c=_peak(rack.settled_c),
         power_w=_total(rack.power_w),
         memory_gib=load.memory_gib if load else None,
@@ -101,7 +105,7 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
         celsius = rack.settled_c + thermal.temperature_change(rack.chassis, known)
     outlook = Outlook(
         step_s=step_s,
-        tokens_per_s=new.tokens / step_s if new and step_s else None,
+        tokens_per_s=new.tokens / step_s if new and new.tokens and step_s else None,
         peak_c=_peak(celsius),
         power_w=_total(watts),
         memory_gib=new.memory_gib if new else None,

@@ -81,7 +81,11 @@ def throttle(rack: Rack, load: Load | None, target: Target, step_w: float) -> Pr
         after=effect.after(rack, load, Change(limit_w=wanted)),
         scope=f"{count} GPU{'s' * (count != 1)} on {len(limits)} node{'s' * (len(limits) != 1)}",
         refusal=refusal,
-        notes=(*notes, "Leased: restored when this console ends or loses the node."),
+        notes=(
+            *notes,
+            *_notes((bool(load and load.assumes), load.assumes if load else "")),
+            "Leased: restored when this console ends or loses the node.",
+        ),
     )
 
 
@@ -97,8 +101,9 @@ def microbatch(rack: Rack, job: JobView, value: int) -> Proposal:
             load = None
         else:
             load = found
-    elif not job.load:
+    elif not refusal:
         notes.append("No cost model for this job (it names no model profile): the effect is not predicted.")
+        load = None
     before = effect.now(rack, job.load)
     after = effect.after(rack, job.load, Change(load=load)) if job.load and load else _unknown()
     return Proposal(
@@ -151,7 +156,10 @@ def rebalance(rack: Rack, job: JobView, threshold_c: float, moves: int = 1) -> P
         after=after,
         scope=f"{len(counts)} ranks at one step, {sum(counts)} microbatches in all as before",
         refusal=refusal,
-        notes=("Gradient weights follow the samples: the parameters stay the same up to rounding.",),
+        notes=(
+            *_notes((moved and bool(load and load.assumes), load.assumes if load else "")),
+            "Gradient weights follow the samples: the parameters stay the same up to rounding.",
+        ),
     )
 
 

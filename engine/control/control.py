@@ -140,7 +140,7 @@ class Control:
 
     def alternatives(self) -> Sequence[Compared]:
         """At least three plans for the running job's model on this cluster, its own first."""
-        job = self.jobs.first
+        job = self.jobs.current
         found = load.planned(job) if job else None
         if found is None:
             return ()
@@ -150,7 +150,7 @@ class Control:
         return load.rack_now(self.cluster, self.snapshot, self._twin.settled_c)
 
     def _load(self) -> Load | None:
-        job = self.jobs.first
+        job = self.jobs.current
         return load.load_of(job, self.cluster, self.snapshot) if job else None
 
     # What is done.
@@ -171,7 +171,11 @@ class Control:
 
     async def _carry_out(self, ticket: Ticket) -> None:
         last = ticket
-        async for last in self._dispatch.carry_out(ticket):
+        try:
+            async for last in self._dispatch.carry_out(ticket):
+                self._update(last)
+        except Exception as error:  # our own fault must not leave an action that seems to be on its way for ever
+            last = replace(last, stage=Stage.UNKNOWN, reason=f"rackside itself failed here: {error!r}")
             self._update(last)
         undone = next((t for t in self.tickets if t.id == ticket.proposal.undoes), None)
         if last.stage is Stage.DONE and undone is not None:

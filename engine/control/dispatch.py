@@ -57,7 +57,10 @@ class Dispatch:
             else:
                 limits = {str(i): w for i, w in gpus.items()}
                 command = {"id": command_id, "do": "power_limit", "gpus": limits, "lease_s": LEASE_S}
-            return await self._sources[node].command(command, NODE_TIMEOUT_S)
+            source = self._sources.get(node)
+            if source is None:
+                return Result(command_id, "failed", "no such node in this cluster")
+            return await source.command(command, NODE_TIMEOUT_S)
 
         nodes = list(action.limits_w)
         return dict(zip(nodes, await asyncio.gather(*(one(n) for n in nodes)), strict=True))

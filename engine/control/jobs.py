@@ -33,20 +33,30 @@ class Jobs:
         self._sources, self._operator, self._told = sources, operator, told
         self._attached: dict[tuple[str, str], _Attached] = {}
         self.statuses: dict[str, JobStatus] = {}
+        self._selected = ""
         self._closing = False
 
     @property
-    def first(self) -> JobStatus | None:
-        """The job that keys act on: the first attached one, else the last that was."""
+    def current(self) -> JobStatus | None:
+        """The job that keys act on: the selected one while it is attached, else the first one, else the last gone."""
         attached = [s for s in self.statuses.values() if s.attached]
-        return attached[0] if attached else next(reversed(self.statuses.values()), None)
+        chosen = next((s for s in attached if s.key == self._selected), None)
+        return chosen or next(iter(attached), None) or next(reversed(self.statuses.values()), None)
+
+    def select_next(self) -> JobStatus | None:
+        """Make the next attached job the current one."""
+        keys = [s.key for s in self.statuses.values() if s.attached]
+        now = self.current
+        if keys and now is not None:
+            self._selected = keys[(keys.index(now.key) + 1) % len(keys)] if now.key in keys else keys[0]
+        return self.current
 
     def troubles(self) -> dict[str, str]:
         """Jobs that were attached and are gone without having said goodbye, as sentences."""
         return {
             s.key: f"Job {s.name} on {s.node}: {s.reason}"
             for s in self.statuses.values()
-            if not s.attached and s.reason
+            if not s.attached and s.reason and s.greeted
         }
 
     def look(self, snapshot: Snapshot) -> None:
@@ -94,14 +104,22 @@ class Jobs:
                 self._publish(status)
             raise ProtocolError("it ended, or the way to it was lost, without saying goodbye")
         except (SourceError, ProtocolError) as error:
-            last = status or self.statuses.get(f"{node}:{path}")
-            if last is not None:
-                self._publish(replace(last, attached=False, reason=clean(str(error), 300)))
+            self._lost(node, path, status, clean(str(error), 300))
             await asyncio.sleep(random.uniform(RETRY_S / 2, RETRY_S))
         finally:
             attached.client = None
             if client is not None:
                 client.close()
+
+    def _lost(self, node: str, path: str, status: JobStatus | None, why: str) -> None:
+        """A job that was attached is gone, or a socket never became one. One that said goodbye keeps its good end: its
+        node shows the socket for a tick more."""
+        known = self.statuses.get(f"{node}:{path}")
+        if status is not None:
+            self._publish(replace(status, attached=False, reason=why))
+        elif known is None or not known.greeted:
+            name = clean(path.rpartition("/")[2].removesuffix(".sock"), 60)
+            self._publish(JobStatus(name, node, clean(path, 200), attached=False, reason=why, greeted=False))
 
     def _publish(self, status: JobStatus) -> None:
         self.statuses[status.key] = status

@@ -120,23 +120,29 @@ def _slot(snapshot: Snapshot, node: int, device: str | None) -> int | None:
     return None
 
 
+MEASURED = (
+    "The job names no model profile: its step is taken to follow the busiest rank's microbatches and the SM clock."
+)
+
+
 def load_of(status: JobStatus, cluster: Cluster, snapshot: Snapshot) -> Load | None:
-    """The job's load on the rack, or None when its plan or its places are not known."""
+    """The job's load on the rack: its plan's pace by the cost model, else what its measured step allows to say.
+
+    None when its ranks' places are not known or no step has ended yet.
+    """
+    if not status.step_s:
+        return None
     found = planned(status)
-    if found is None or not status.step_s or not status.tokens_per_s:
+    replica = replica_rows(status, cluster, snapshot, found.plan if found else None)
+    if replica is None:
         return None
-    prediction = predicted(found, cluster)
-    replica = replica_rows(status, cluster, snapshot, found.plan)
-    if isinstance(prediction, str) or replica is None or prediction.dp != status.world_size:
-        return None
-    return Load(
-        pace=prediction.pace,
-        replica=replica,
-        microbatches=np.asarray(status.microbatches, np.int64),
-        step_s=status.step_s,
-        tokens=status.tokens_per_s * status.step_s,
-        memory_gib=prediction.memory.total_gib,
-    )
+    tokens = status.tokens_per_s * status.step_s if status.tokens_per_s else None
+    microbatches = np.asarray(status.microbatches, np.int64)
+    prediction = predicted(found, cluster) if found else ""
+    if isinstance(prediction, str) or prediction.dp != status.world_size:
+        each = pace.Pace(status.step_s / max(1, int(microbatches.max())), 0.0, 0.0, 0.0)
+        return Load(each, replica, microbatches, status.step_s, tokens, assumes=MEASURED)
+    return Load(prediction.pace, replica, microbatches, status.step_s, tokens, prediction.memory.total_gib)
 
 
 def job_view(status: JobStatus, cluster: Cluster, snapshot: Snapshot) -> JobView:
@@ -161,7 +167,7 @@ def job_view(status: JobStatus, cluster: Cluster, snapshot: Snapshot) -> JobView
         microbatches=status.microbatches,
         can=status.can if status.attached else frozenset(),
         load=load,
-        reload=reload if load is not None else None,
+        reload=reload if load is not None and found is not None and not load.assumes else None,
     )
 
 

@@ -18,7 +18,11 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """`node` and `socket` name the hook; `can` what it offers; times in unix seconds."""
+    """`node` and `socket` name the hook; `can` what it offers; times in unix seconds.
+
+    `reason` says why a job that is not attached is gone; empty when it ended well. A socket that never greeted is a
+    status, too, so that the screen can say why no job is there.
+    """
 
     name: str
     node: str
@@ -40,6 +44,7 @@ class JobStatus:
     microbatches: tuple[int, ...] = (1,)
     last_step: float | None = None
     recent_step_s: tuple[float, ...] = field(default=())
+    greeted: bool = True
 
     @property
     def key(self) -> str:

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 SPREAD = 0.06
 """Standard deviation of the heatsinks' resistance from board to board, a share of the profile's value."""
-DUSTY = 1.6
+DUSTY = 1.8
 """Resistance of the one clogged heatsink that every simulated rack has, a share of the profile's value."""
 THERMAL_HYSTERESIS_K = 3.0
 THERMAL_STEPS_PER_S = 4

@@ -83,6 +83,19 @@ class _Witness(asyncssh.SSHClient):
         return False
 
 
+class _Incoming:
+    """A channel's incoming bytes for readers that know no SSH: a lost connection is a ConnectionError."""
+
+    def __init__(self, reader: asyncssh.SSHReader[bytes]) -> None:
+        self._reader = reader
+
+    async def read(self, n: int, /) -> bytes:
+        try:
+            return await self._reader.read(n)
+        except asyncssh.Error as error:
+            raise ConnectionError(error.reason) from None
+
+
 class SshSource:
     """One node. `run` keeps it connected; commands and job sockets go over the same connection."""
 
@@ -228,7 +241,7 @@ class SshSource:
         except (asyncssh.Error, OSError) as error:
             why = error.reason if isinstance(error, asyncssh.Error) else str(error)
             raise SourceError(f"the job's socket {clean(path)} on {self._host} does not open: {clean(why)}") from None
-        return reader, writer
+        return _Incoming(reader), writer
 
 
 async def _last_of(stderr: asyncssh.SSHReader[bytes]) -> str:

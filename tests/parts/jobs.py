@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ async def training(trainer: str, folder: Path, name: str = "job", **options: Any
     try:
         yield TrainingJob(process, folder, name)
     finally:
-        if process.returncode is None:
-            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its ranks, too
         await process.wait()
 
 

@@ -59,7 +59,7 @@ def legend(metric: Metric) -> Text:
     return text
 
 
-def job(status: JobStatus | None, now: float) -> Text:
+def job(status: JobStatus | None, others: int, now: float) -> Text:
     """Name, step, step time, tokens/s, loss, microbatch and split of the job that the keys act on."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if status is None:
@@ -68,6 +68,8 @@ def job(status: JobStatus | None, now: float) -> Text:
         )
         return text
     text.append(status.name, "bold")
+    if others:
+        text.append(f" (+{others}, s)", "dim")
     if not status.attached:
         text.append(f" gone: {status.reason}", "bold red")
         return text
