@@ -110,8 +110,9 @@ class RacksideApp(App[None]):
             self.screen.repropose()
 
     def on_job_arrived(self, message: JobArrived) -> None:
+        """Steps can come fast: only the job's own line is drawn for them."""
         self._replan()
-        self._draw_lines()
+        self._draw_job()
 
     def on_ticket_arrived(self, message: TicketArrived) -> None:
         self._draw_lines()
@@ -174,10 +175,14 @@ class RacksideApp(App[None]):
             lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only)
         )
         self.query_one("#legend", Pane).draw(lines.legend(metric))
-        self.query_one("#job", Pane).draw(lines.job(self._job, self._others, now))
+        self._draw_job()
         self.query_one("#action", Pane).draw(lines.last_action(c.tickets))
         self.query_one("#alarm", Pane).draw(lines.top_alarm(c.alarms, now))
         self.query_one("#body-alarms", Pane).draw(lines.alarm_list(c.alarms, c.tickets, now))
+
+    def _draw_job(self) -> None:
+        line = lines.job(self._job, self._others, self.control.snapshot.time)
+        self.query_one("#job", Pane).draw(line)
 
     # Keys that look.
 

@@ -1,0 +1,20 @@
+"""Reading a running app: what stands in its panes."""
+
+from __future__ import annotations
+
+from textual.app import App
+from textual.widget import Widget
+
+from tui.widgets.elevation import Elevation
+from tui.widgets.pane import Pane
+
+
+def text_of(app: App[None], selector: str) -> str:
+    """The text of a pane on the top screen."""
+    return str(app.screen.query_one(selector, Pane).content)
+
+
+def racks(app: App[None]) -> str:
+    """The elevation as it is drawn, one line a row."""
+    drawn: Widget = app.query_one(Elevation)
+    return "\n".join(drawn.render_line(y).text for y in range(drawn.size.height))

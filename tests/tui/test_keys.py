@@ -1,0 +1,315 @@
+"""Every key, pressed: on a real node behind sshd with a real job behind its hook."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from engine.act.action import Stage
+from engine.act.audit import Audit
+from engine.control.connect import sources
+from engine.control.control import Control
+from engine.profile import catalog
+from tests.parts.jobs import training
+from tests.parts.nvml import FakeNvml
+from tests.parts.screen import racks, text_of
+from tests.parts.waiting import until
+from tui.actions import ACTIONS
+from tui.app import PANES, RacksideApp
+from tui.metrics import METRICS
+from tui.screens.act import ActPanel
+from tui.screens.help import HelpScreen
+from tui.screens.leave import LeaveScreen
+from tui.widgets.elevation import Elevation
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+
+@dataclass
+class Opened:
+    """The app under a Pilot."""
+
+    app: RacksideApp
+    pilot: Pilot[None]
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def live(self) -> None:
+        await until(lambda: "1/1 nodes" in text_of(self.app, "#site"), 30)
+
+    async def job(self) -> None:
+        def there() -> bool:
+            job = self.app.control.jobs.current
+            return job is not None and job.attached and bool(job.step_s) and len(job.ranks) == job.world_size
+
+        await self.live()
+        await until(there, 60)
+
+    def said(self) -> str:
+        return " | ".join(n.message for n in self.app._notifications)
+
+    async def ended(self, stage: Stage) -> None:
+        tickets = lambda: self.app.control.tickets  # noqa: E731
+        await until(lambda: tickets() and all(t.stage.ended for t in tickets()), 60)
+        assert tickets()[-1].stage is stage, tickets()[-1].line
+
+
+@asynccontextmanager
+async def opened(
+    inventory: Path, size: tuple[int, int] = (100, 30), read_only: bool = False, **more: object
+) -> AsyncIterator[Opened]:
+    cluster = catalog.cluster(str(inventory))
+    control = Control(
+        cluster,
+        sources(cluster),
+        catalog.thermal_policy("margin"),
+        Audit(inventory.with_name("audit.jsonl")),
+        "ops@test",
+        read_only,
+    )
+    app = RacksideApp(control, **more)  # type: ignore[arg-type]
+    async with app.run_test(size=size, notifications=True) as pilot:
+        yield Opened(app, pilot)
+
+
+async def test_t_throttles_after_arming_and_u_takes_it_back(inventory: Path, nvml: FakeNvml) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.press("t")
+        assert isinstance(c.app.screen, ActPanel)
+        assert "Power limit of n1 GPU 0 to 600 W" in text_of(c.app, "#panel-body")
+        assert "READ-ONLY: a arms" in text_of(c.app, "#panel-body")
+        await c.press("enter")
+        assert isinstance(c.app.screen, ActPanel), "enter sends nothing while read-only"
+        await c.press("a", "left", "down")
+        assert "Power limit of n1 to 550 W" in text_of(c.app, "#panel-body")
+        assert "8 GPUs on 1 node" in text_of(c.app, "#panel-body")
+        await c.press("enter")
+        await c.ended(Stage.DONE)
+        assert nvml.limits() == dict.fromkeys(range(8), 550000)
+        assert "done" in text_of(c.app, "#action")
+        await c.press("u")
+        assert "Undo: Power limit of n1 to 550 W" in text_of(c.app, "#panel-body")
+        await c.press("enter")
+        await c.ended(Stage.DONE)
+        assert nvml.limits() == dict.fromkeys(range(8), 700000)
+        await c.press("u")
+        assert "Nothing of this session is in force" in c.said()
+
+
+async def test_the_panels_value_moves_both_ways_and_stops_at_the_ends(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.press("t", *["l"] * 9)
+        assert "already as high as the board allows" in text_of(c.app, "#panel-body")
+        await c.press(*["h"] * 9, *["j"] * 5)
+        assert "Power limit of rack r1 to 500 W" in text_of(c.app, "#panel-body")
+        await c.press("k", "k", "k", "escape")
+        assert not isinstance(c.app.screen, ActPanel)
+        assert c.app.control.tickets == ()
+
+
+async def test_m_halves_the_microbatch(inventory: Path, hooks: Path) -> None:
+    async with training("train_light", hooks, steps=100000, step_s=0.02), opened(inventory) as c:
+        await c.job()
+        await c.press("a", "m")
+        assert "Microbatch of job from 4 to 2" in text_of(c.app, "#panel-body")
+        await c.press("enter")
+        await c.ended(Stage.DONE)
+        await until(lambda: "microbatch 2 x 8" in text_of(c.app, "#job"))
+        assert "at step" in text_of(c.app, "#action")
+
+
+async def test_r_moves_work_off_the_hot_gpu(inventory: Path, hooks: Path, nvml: FakeNvml) -> None:
+    nvml.write(8, gpu0_temperature=86, gpu1_temperature=50)
+    async with training("train_light", hooks, steps=100000, step_s=0.02), opened(inventory) as c:
+        await c.job()
+        await c.press("a", "r")
+        assert "Move 1 microbatch of job from hot to cold ranks" in text_of(c.app, "#panel-body")
+        await c.press("enter")
+        await c.ended(Stage.DONE)
+        await until(lambda: "microbatch 4 x 3-5" in text_of(c.app, "#job"))
+
+
+async def test_m_and_r_without_a_job_say_so(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.press("m", "r", "s")
+        assert "There is no job to act on" in c.said()
+        assert "There is no other job" in c.said()
+        assert not isinstance(c.app.screen, ActPanel)
+
+
+async def test_s_selects_the_next_job(inventory: Path, hooks: Path) -> None:
+    async with (
+        training("train_light", hooks, name="one", steps=100000, step_s=0.02),
+        training("train_light", hooks, name="two", steps=100000, step_s=0.02),
+        opened(inventory) as c,
+    ):
+        await until(lambda: sum(s.attached for s in c.app.control.jobs.statuses.values()) == 2, 60)
+        await until(lambda: "(+1, s)" in text_of(c.app, "#job"))
+        before = text_of(c.app, "#job").split()[0]
+        await c.press("s")
+        assert {before, text_of(c.app, "#job").split()[0]} == {"one", "two"}
+
+
+async def test_a_arms_for_a_stated_time_and_ends_it(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        assert text_of(c.app, "#site").startswith("READ-ONLY")
+        await c.press("a")
+        assert text_of(c.app, "#site").startswith(("ARMED 300 s", "ARMED 299 s"))
+        await c.press("a")
+        assert text_of(c.app, "#site").startswith("READ-ONLY")
+
+
+async def test_a_read_only_console_stays_read_only(inventory: Path) -> None:
+    async with opened(inventory, read_only=True) as c:
+        await c.live()
+        await c.press("a")
+        assert "started with --read-only" in c.said()
+        await c.press("t", "a")
+        assert "started with --read-only" in text_of(c.app, "#panel-body")
+        await c.press("enter")
+        assert c.app.control.tickets == ()
+
+
+async def test_panes_by_number_and_tab(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        for key, name in zip("2341", ("links", "plans", "alarms", "gpu"), strict=True):
+            await c.press(key)
+            assert [p for p in PANES if c.app.query_one(f"#pane-{p}").display] == [name]
+        await c.press("tab")
+        assert c.app.pane == "links"
+        assert "GPU 0 nvlink" in text_of(c.app, "#body-links")
+        await c.press("n")
+        assert text_of(c.app, "#body-links").startswith("Links, GB/s each way")
+        await c.press("n")
+        assert text_of(c.app, "#body-links").startswith("Links of n1")
+
+
+async def test_c_goes_round_the_metrics(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        seen = []
+        for _ in METRICS:
+            seen.append(text_of(c.app, "#legend").split("  ")[0].rsplit(" ", 1)[0])
+            await c.press("c")
+        assert len(set(seen)) == len(METRICS)
+        assert c.app.query_one(Elevation).metric is METRICS[0]
+        assert " 61 " in racks(c.app)
+
+
+async def test_the_cursor_goes_everywhere_and_x_finds_the_hottest(inventory: Path, nvml: FakeNvml) -> None:
+    nvml.write(8, gpu6_temperature=77)
+    async with opened(inventory) as c:
+        await c.live()
+        await until(lambda: "77" in racks(c.app))
+        cursor = lambda: c.app.query_one(Elevation).cursor  # noqa: E731
+        for key, slot in (("right", 1), ("l", 2), ("down", 6), ("j", 6), ("left", 5), ("h", 4), ("up", 0), ("k", 0)):
+            await c.press(key)
+            assert cursor() == (0, slot), key
+        await c.press("end")
+        assert cursor() == (0, 7)
+        await c.press("home")
+        assert cursor() == (0, 0)
+        await c.press("x")
+        assert cursor() == (0, 6)
+        assert "n1 GPU 6" in text_of(c.app, "#body-gpu")
+        assert "[ 77]" in racks(c.app)
+
+
+async def test_a_click_puts_the_cursor(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.pilot.click(Elevation, offset=(13, 3))
+        assert c.app.query_one(Elevation).cursor == (0, 6)
+
+
+async def test_help_lists_every_action_and_closes(inventory: Path) -> None:
+    async with opened(inventory, size=(100, 50), keys={"throttle": "f5"}) as c:
+        await c.press("question_mark")
+        assert isinstance(c.app.screen, HelpScreen)
+        shown = text_of(c.app, "#panel-body")
+        assert all(a.help in shown for a in ACTIONS)
+        assert "f5" in shown
+        await c.press("escape")
+        assert not isinstance(c.app.screen, HelpScreen)
+
+
+async def test_own_keys_replace_ours(inventory: Path) -> None:
+    async with opened(inventory, keys={"throttle": "f5"}) as c:
+        await c.live()
+        await c.press("t")
+        assert not isinstance(c.app.screen, ActPanel)
+        await c.press("f5")
+        assert isinstance(c.app.screen, ActPanel)
+
+
+async def test_the_palette_runs_every_action(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        names = {command.title for command in c.app.get_system_commands(c.app.screen)}
+        assert {a.title for a in ACTIONS} <= names
+        await c.press("ctrl+p", *"Throttle")
+        await c.pilot.pause()
+        await until(lambda: c.app.screen.query("OptionList"), 10)
+        await c.press("enter")
+        await until(lambda: isinstance(c.app.screen, ActPanel), 10)
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+q", "ctrl+c"])
+async def test_leaving_with_nothing_held_is_at_once(inventory: Path, key: str) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.press(key)
+        assert c.app._exit
+
+
+async def test_leaving_with_limits_held_asks_first_and_gives_them_back(inventory: Path, nvml: FakeNvml) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.press("a", "t", "enter")
+        await c.ended(Stage.DONE)
+        await c.press("q")
+        assert isinstance(c.app.screen, LeaveScreen)
+        assert "holds down the power limit of 1 GPU." in text_of(c.app, "#panel-body")
+        await c.press("escape")
+        assert not isinstance(c.app.screen, LeaveScreen)
+        await c.press("q", "y")
+    await until(lambda: nvml.limits() == {0: 700000}, what="the limit given back")
+
+
+@pytest.mark.parametrize("size", [(20, 5), (40, 10), (80, 24), (200, 60), (400, 100)])
+async def test_any_size_shows_the_racks_and_the_state(inventory: Path, size: tuple[int, int]) -> None:
+    async with opened(inventory, size=size) as c:
+        await c.live()
+        await until(lambda: "61" in racks(c.app))
+        await c.pilot.resize_terminal(80, 24)
+        await c.pilot.resize_terminal(*size)
+        for key in ("t", "escape", "question_mark", "escape", "2", "3", "4"):
+            await c.press(key)
+        assert "61" in racks(c.app)
+
+
+async def test_ascii_mode_writes_ascii_alone(inventory: Path, nvml: FakeNvml) -> None:
+    nvml.write(8, temperature="!3", gpu1_temperature=50)
+    async with opened(inventory, size=(160, 50), plain=True) as c:
+        await c.live()
+        await until(lambda: "50" in racks(c.app))
+        for pane in ("#site", "#job", "#legend", "#body-gpu", "#body-links", "#body-plans", "#body-alarms"):
+            assert text_of(c.app, pane).isascii(), pane
+        assert racks(c.app).isascii()
+
+
+def test_every_action_has_a_method_and_one_key() -> None:
+    keys = [a.keys for a in ACTIONS]
+    assert len(set(keys)) == len(keys)
+    assert all(hasattr(RacksideApp, f"action_{a.id}") for a in ACTIONS)
