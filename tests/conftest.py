@@ -1,6 +1,6 @@
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.parts.nvml", "tests.parts.sshd", "tests.parts.console"]
+pytest_plugins = ["tests.parts.nvml", "tests.parts.sshd", "tests.parts.console", "tests.parts.terminal"]
 
 # Machines are noisy: an example that is slow once says nothing about the code.
 settings.register_profile("rackside", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -73,7 +73,7 @@ class RacksideApp(App[None]):
                 yield Pane(id="legend")
                 yield Elevation(self.control.cluster, id="racks")
             with Vertical(id="right"):
-                for name, widget in (("gpu", Detail), ("links", Links), ("plans", Plans), ("alarms", Pane)):
+                for name, widget in (("gpu", Detail), ("plans", Plans), ("links", Links), ("alarms", Pane)):
                     with VerticalScroll(id=f"pane-{name}", classes="pane", can_focus=False):
                         yield widget(id=f"body-{name}")
         yield Pane(id="job")
@@ -91,10 +91,12 @@ class RacksideApp(App[None]):
         racks.focus()
         self._arrange()
         self._draw()
+        self._replan()
         self.run_worker(carry(self.control, self), name="engine", exit_on_error=True)
 
     def on_resize(self, event: Resize) -> None:
         self._arrange()
+        self.call_after_refresh(self._draw_cursor)  # panes write as wide as they have become
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every action of the registry, then Textual's own."""
@@ -149,6 +151,7 @@ class RacksideApp(App[None]):
     def _arrange(self) -> None:
         """All panes on a large screen, one on a usual one, none beside the racks on a narrow one."""
         everything = self.size.width >= WIDE and self.size.height >= TALL
+        self.query_one("#right").set_class(everything, "-all")
         for name in PANES:
             self.query_one(f"#pane-{name}").display = everything or name == self.pane
 
@@ -172,7 +175,7 @@ class RacksideApp(App[None]):
         c, now = self.control, self.control.snapshot.time
         metric = self.query_one(Elevation).metric
         self.query_one("#site", Pane).draw(
-            lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only)
+            lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only, self.size.width < 60)
         )
         self.query_one("#legend", Pane).draw(lines.legend(metric))
         self._draw_job()
@@ -192,7 +195,7 @@ class RacksideApp(App[None]):
     def _show_pane(self, name: str) -> None:
         self.pane = name
         self._arrange()
-        self._draw_cursor()
+        self.call_after_refresh(self._draw_cursor)
 
     def action_pane_gpu(self) -> None:
         self._show_pane("gpu")

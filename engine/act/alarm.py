@@ -120,18 +120,24 @@ def _reasons(bits: int) -> str:
 
 
 def _links(snapshot: Snapshot, standing: Mapping[str, Alarm]) -> list[_Raised]:
+    """One alarm for each link that is broken, and one for each node and kind of link that is close to its peak."""
     links, out = snapshot.links, []
     busiest = np.fmax(links["rx_gb_s"], links["tx_gb_s"])
     with np.errstate(invalid="ignore", divide="ignore"):
         share = busiest / links["peak_gb_s"]
+    loaded: dict[tuple[str, str], list[int]] = {}
     for row, name in enumerate(links.name):
-        key = f"link:{links.node[row]}:{links.kind[row]}:{links.gpu[row]}:{name}"
         where = f"{links.node[row]} {name}" if links.gpu[row] < 0 else f"{links.node[row]} GPU {links.gpu[row]} {name}"
         if links.state[row] in ("inactive", "degraded"):
+            key = f"link:{where}"
             out.append(_Raised(key, Priority.WARNING, f"{where} is {links.state[row]}", links.node[row]))
-            continue
-        line = LINK_SHARE - (LINK_DEADBAND if key in standing else 0.0)
-        if share[row] > line:
-            text = f"{where} carries {share[row]:.0%} of its {links['peak_gb_s'][row]:.0f} GB/s: {REMEDIES}"
-            out.append(_Raised(key, Priority.NOTICE, text, links.node[row]))
+        elif share[row] > LINK_SHARE - LINK_DEADBAND:
+            loaded.setdefault((links.node[row], links.kind[row]), []).append(row)
+    for (node, kind), rows in loaded.items():
+        key = f"links:{node}:{kind}"
+        top = max(rows, key=lambda r: float(share[r]))
+        if key in standing or share[top] > LINK_SHARE:
+            many = f"{len(rows)} {kind} links, most of all {links.name[top]}," if len(rows) > 1 else links.name[top]
+            text = f"{node} {many} at {share[top]:.0%} of {links['peak_gb_s'][top]:.0f} GB/s: {REMEDIES}"
+            out.append(_Raised(key, Priority.NOTICE, text, node))
     return out

@@ -19,6 +19,7 @@ class Watched:
 
     def __init__(self, gpus: int = 2, policy: str = "margin") -> None:
         self.store, self.gpus, self.now = Store([("n1", gpus)]), gpus, 0.0
+        self.sent: dict[int, float] = {}
         self.policy, self.standing = catalog.thermal_policy(policy), ()
         self.store.apply(
             "n1",
@@ -32,9 +33,15 @@ class Watched:
     def reads(self, celsius: list[float | None], job: dict[str, str] | None = None, **more: Any) -> tuple[Alarm, ...]:
         self.now += 1
         gpus = [{"temperature_c": c, "throttle": more.get("throttle", 0)} for c in celsius]
-        record = {"tick": 1, "time": self.now, "gpus": gpus, "trouble": more.get("trouble")}
+        record = {"tick": 1, "time": self.now, "gpus": gpus, "trouble": more.get("trouble"), "nics": self._sent(more)}
         self.store.apply("n1", decode(json.dumps(record).encode()), self.now)  # type: ignore[arg-type]
         return self.look(job)
+
+    def _sent(self, more: dict[str, Any]) -> list[dict[str, Any]]:
+        """Network counters that grow by `nics` GB/s each, on ports of 50 GB/s."""
+        for port, rate in enumerate(more.get("nics", ())):
+            self.sent[port] = self.sent.get(port, 0.0) + 1e9 * rate
+        return [{"name": f"mlx5_{p}", "tx_b": b, "rx_b": 0, "gbps": 400} for p, b in self.sent.items()]
 
     def look(self, job: dict[str, str] | None = None) -> tuple[Alarm, ...]:
         snapshot: Snapshot = self.store.publish(self.now)
@@ -94,3 +101,16 @@ def test_the_most_urgent_stands_first() -> None:
     rack.reads([84, 40])
     found = rack.reads([84, 90])
     assert [a.priority for a in found] == [Priority.CRITICAL, Priority.WARNING]
+
+
+def test_loaded_links_are_one_notice_a_node_with_the_remedies() -> None:
+    """S13: above 70 % of the peak; below 65 % it ends."""
+    rack = Watched()
+    rack.reads([50, 50], nics=[0, 0, 0])
+    assert rack.reads([50, 50], nics=[30, 34, 10]) == ()
+    (found,) = rack.reads([50, 50], nics=[36, 38, 10])
+    assert found.priority is Priority.NOTICE
+    assert "n1 2 nic links, most of all mlx5_1, at 76% of 50 GB/s" in found.text
+    assert "GPUDirect RDMA" in found.text
+    assert len(rack.reads([50, 50], nics=[30, 34, 10])) == 1
+    assert rack.reads([50, 50], nics=[30, 31, 10]) == ()

@@ -159,7 +159,7 @@ def _effect(p: Proposal) -> Text:
         ("hottest GPU", change(before.peak_c, after.peak_c, 0, "C")),
         ("GPU power", change(_kw(before.power_w), _kw(after.power_w), 1, "kW")),
     ]
-    if before.memory_gib is not None or after.memory_gib is not None:
+    if before.memory_gib != after.memory_gib:
         rows.append(("memory a GPU", change(before.memory_gib, after.memory_gib, 0, "GiB")))
     text = Text()
     for name, value in rows:

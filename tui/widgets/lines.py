@@ -26,25 +26,29 @@ STAGE_STYLE = {
 ALARM_STYLE = {Priority.CRITICAL: "bold red", Priority.WARNING: "yellow", Priority.NOTICE: "cyan"}
 
 
-def site(name: str, snapshot: Snapshot | None, armed_s: float, read_only: bool) -> Text:
-    """Cluster, nodes live, GPUs, hottest, power, and whether keys may act."""
+def site(name: str, snapshot: Snapshot, armed_s: float, read_only: bool, narrow: bool) -> Text:
+    """Whether keys may act, cluster, nodes live, GPUs, hottest, power; a narrow screen has the least of it."""
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(
-        "ARMED " + f"{armed_s:.0f} s " if armed_s > 0 else "READ-ONLY ",
-        "bold reverse red" if armed_s > 0 else "bold green",
-    )
-    if read_only:
+    if armed_s > 0:
+        text.append(f"ARMED {armed_s:.0f} s ", "bold reverse red")
+    else:
+        text.append("RO " if narrow else "READ-ONLY ", "bold green")
+    if read_only and not narrow:
         text.append("(fixed) ", "dim")
-    text.append(f" {name} ", "bold")
-    if snapshot is None:
-        text.append(" connecting", "dim")
-        return text
+    if not narrow:
+        text.append(f" {name}  ", "bold")
     live = sum(n.state is NodeState.LIVE for n in snapshot.nodes)
-    text.append(f" {live}/{len(snapshot.nodes)} nodes", "" if live == len(snapshot.nodes) else "bold red")
+    nodes = f"{live}/{len(snapshot.nodes)}{'' if narrow else ' nodes'}"
+    text.append(nodes, "" if live == len(snapshot.nodes) else "bold red")
     celsius, watts = snapshot.gpus["temperature_c"], snapshot.gpus["power_w"]
     hottest = float(np.nanmax(celsius)) if np.any(~np.isnan(celsius)) else None
     total = float(np.nansum(watts)) / 1000 if np.any(~np.isnan(watts)) else None
-    text.append(f"  {int((~np.isnan(celsius)).sum())} GPUs  max {number(hottest, 0, 'C')}  {number(total, 1, 'kW')}")
+    if narrow:
+        text.append(f" {number(hottest, 0, 'C')} {number(total, 1, 'kW')} {name}")
+    else:
+        text.append(
+            f"  {int((~np.isnan(celsius)).sum())} GPUs  max {number(hottest, 0, 'C')}  {number(total, 1, 'kW')}"
+        )
     return text
 
 

@@ -41,15 +41,16 @@ def links(snapshot: Snapshot, node: str | None, width: int, height: int, plain: 
         text.append(
             f"{(shares < IDLE).sum()} links idle beside {(shares > CONTENDED).sum()} contended ones\n", "yellow"
         )
-    body = width - 42
-    for share, label, rx, tx, peak, state in rows[: height - 2]:
+    body, fit = width - 42, height - text.plain.count("\n")
+    fit = fit if len(rows) <= fit else fit - 1
+    for share, label, rx, tx, peak, state in rows[:fit]:
         mark = "!" if share > CONTENDED else " "
         text.append(f"{label:<19.19}{mark}", "bold yellow" if share > CONTENDED else "")
         text.append(bar(max(share, 0.0) if share >= 0 else float("nan"), max(4, min(20, body)), plain))
         text.append(f" {number(rx, 1):>6}/{number(tx, 1):>6} of {number(peak, 0):>4}")
         text.append(f" {state}\n" if state else "\n", "red")
-    if len(rows) > height - 2:
-        text.append(f"... and {len(rows) - height + 2} more, less loaded\n", "dim")
+    if len(rows) > fit:
+        text.append(f"... and {len(rows) - fit} more, less loaded\n", "dim")
     return text
 
 

@@ -15,6 +15,7 @@ class Pane(Static):
 
     def draw(self, text: Text) -> None:
         """Show `text`; markup in it is never read."""
+        text.rstrip()
         if self.plain:
             text = asciify(text)
         self.update(text)

@@ -1,0 +1,71 @@
+"""The main screens as pictures: a change of any of them is seen and approved, never slipped in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from engine.act.action import Stage
+from tests.parts.still import still, ticket
+
+Compare = Callable[..., bool]
+
+
+@pytest.fixture(autouse=True)
+def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    time.tzset()
+
+
+def pressing(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
+    async def press(pilot: Pilot[None]) -> None:
+        for worker in [w for w in pilot.app.workers if w.name == "plans"]:
+            await worker.wait()
+        await pilot.press(*keys)
+        await pilot.pause()
+
+    return press
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (160, 48), (20, 5)], ids=lambda s: f"{s[0]}x{s[1]}")
+def test_console(snap_compare: Compare, tmp_path: Path, size: tuple[int, int]) -> None:
+    assert snap_compare(still(tmp_path), terminal_size=size, run_before=pressing("x"))
+
+
+def test_a_node_that_is_down(snap_compare: Compare, tmp_path: Path) -> None:
+    app = still(tmp_path, down=[1], job=False)
+    assert snap_compare(app, terminal_size=(100, 30), run_before=pressing(*["down"] * 4))
+
+
+@pytest.mark.parametrize("pane", ["2", "3", "4"], ids=["links", "plans", "alarms"])
+def test_panes(snap_compare: Compare, tmp_path: Path, pane: str) -> None:
+    app = still(tmp_path)
+    ticket(app, Stage.DONE)
+    assert snap_compare(app, terminal_size=(100, 30), run_before=pressing(pane))
+
+
+@pytest.mark.parametrize("key", ["t", "m", "r", "question_mark"], ids=["throttle", "microbatch", "rebalance", "help"])
+def test_panels(snap_compare: Compare, tmp_path: Path, key: str) -> None:
+    assert snap_compare(still(tmp_path), terminal_size=(100, 40), run_before=pressing("x", key))
+
+
+@pytest.mark.parametrize("times", range(1, 6), ids=["power", "clock", "utilisation", "memory", "throttle"])
+def test_metrics(snap_compare: Compare, tmp_path: Path, times: int) -> None:
+    assert snap_compare(still(tmp_path), terminal_size=(80, 24), run_before=pressing(*["c"] * times))
+
+
+def test_ascii(snap_compare: Compare, tmp_path: Path) -> None:
+    assert snap_compare(still(tmp_path, plain=True), terminal_size=(160, 48), run_before=pressing("x"))
+
+
+def test_without_colours(snap_compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert snap_compare(still(tmp_path), terminal_size=(100, 30), run_before=pressing("x"))

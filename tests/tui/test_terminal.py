@@ -1,0 +1,110 @@
+"""The demo in a real terminal: keys pressed, the screen read, the terminal clean afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.parts.terminal import RACKSIDE, Terminal
+
+MakeTerminal = Callable[..., Terminal]
+DEMO = shlex.join([*RACKSIDE, "demo"])
+
+
+def step_of(shown: str) -> int:
+    found = re.search(r"step (\d+)", shown)
+    return int(found[1]) if found else -1
+
+
+def test_the_whole_loop_in_a_terminal(make_terminal: MakeTerminal, tmp_path: Path) -> None:
+    """See, predict, act, verify, take back: throttle a node, halve the microbatch, leave."""
+    t = make_terminal(100, 30)
+    t.type(DEMO)
+    t.until("READ-ONLY", "4/4 nodes", "32 GPUs", "llama3-8b-demo", "tok/s")
+    t.when(lambda shown: step_of(shown) >= 1, "a step of the job")
+
+    t.keys("t")
+    t.until("Power limit of n04 GPU 0 to 600 W", "Predicted, once settled", "step time", "a arms this console")
+    t.keys("a", "Down")
+    t.until("Power limit of n04 to 600 W", "enter confirms")
+    t.keys("Enter")
+    t.until("Power limit of n04 to 600 W - done", "ARMED")
+    t.until("limit 600 W")
+
+    t.keys("m")
+    t.until("Microbatch of llama3-8b-demo from 2 to 1", "32 ranks at one step")
+    t.keys("Enter")
+    t.until("This touches 4 nodes")
+    t.keys("y")
+    t.until("from 2 to 1 - done at step", "microbatch 1 x 8")
+
+    t.keys("u")
+    t.until("Undo: Microbatch of llama3-8b-demo from 2 to 1", "enter confirms")
+    t.keys("Enter")
+    t.until("This touches 4 nodes")
+    t.keys("y")
+    t.until("microbatch 2 x 4")
+
+    t.keys("q")
+    t.until("holds down the power limit of 8 GPUs")
+    t.keys("y")
+    t.until("ready>")
+    assert (t.state("alternate_on"), t.state("cursor_flag"), t.state("mouse_any_flag")) == ("0", "1", "0")
+    assert "Traceback" not in t.screen()
+
+    log = [json.loads(line) for line in (tmp_path / "state/rackside/audit.jsonl").read_text().splitlines()]
+    assert [(e["action"], e["stage"]) for e in log if e["stage"] in ("done", "undone", "failed", "unknown")] == [
+        ("throttle", "done"),
+        ("microbatch", "done"),
+        ("microbatch", "done"),
+        ("microbatch", "undone"),
+    ]
+
+
+def colours(shown: str) -> set[str]:
+    """The kinds of colour in a captured screen: true, 256 or basic."""
+    found = set()
+    for codes in re.findall(r"\x1b\[([0-9;]*)m", shown):
+        found |= {"true"} if re.search(r"[34]8;2;", codes) else set()
+        found |= {"256"} if re.search(r"[34]8;5;", codes) else set()
+        found |= {"basic"} if re.search(r"(^|;)(3[0-7]|4[0-7]|9[0-7]|10[0-7])(;|$)", codes) else set()
+    return found
+
+
+def test_no_color_shows_figures_without_colour(make_terminal: MakeTerminal) -> None:
+    t = make_terminal(80, 24, NO_COLOR="1")
+    t.type(DEMO)
+    t.until("4/4 nodes", "32 GPUs", "n04 GPU 0")
+    shown = t.coloured()
+    greys = re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", shown)
+    assert all(len(set(rgb)) == 1 for rgb in greys), "nothing but greys"
+    assert not colours(shown) & {"256", "basic"}
+
+
+def test_sixteen_colours_are_enough(make_terminal: MakeTerminal) -> None:
+    t = make_terminal(80, 24, TERM="xterm-color", COLORTERM="")
+    t.type(DEMO)
+    t.until("4/4 nodes", "32 GPUs", "n04 GPU 0")
+    assert colours(t.coloured()) == {"basic"}
+
+
+def test_plain_ascii(make_terminal: MakeTerminal) -> None:
+    t = make_terminal(80, 24)
+    t.type(f"{DEMO} --ascii")
+    shown = t.until("4/4 nodes", "n04 GPU 0", "llama3-8b-demo")
+    assert shown.isascii(), [c for c in shown if not c.isascii()]
+
+
+@pytest.mark.parametrize("keys", [("C-c",), ("C-q",)])
+def test_other_ways_out_leave_a_clean_terminal_too(make_terminal: MakeTerminal, keys: tuple[str, ...]) -> None:
+    t = make_terminal()
+    t.type(DEMO)
+    t.until("4/4 nodes")
+    t.keys(*keys)
+    t.until("ready>")
+    assert (t.state("alternate_on"), t.state("cursor_flag"), t.state("mouse_any_flag")) == ("0", "1", "0")
