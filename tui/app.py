@@ -136,9 +136,16 @@ class RacksideApp(App[None]):
         rows = [(c.label, c.prediction) for c in self.control.alternatives()]
         job = self._job
         title = f"Plans for {job.name}, predicted on {self.control.cluster.name}" if job else "Plans"
+        if not self._standing:
+            return
         self.query_one("#body-plans", Plans).show(title, rows)
 
     # Drawing.
+
+    @property
+    def _standing(self) -> bool:
+        """Whether the widgets are there: sizes, steps and snapshots also arrive while the screen comes or goes."""
+        return bool(self.query(Elevation)) and bool(self.query("#alarm"))
 
     @property
     def _job(self) -> JobStatus | None:
@@ -150,12 +157,16 @@ class RacksideApp(App[None]):
 
     def _arrange(self) -> None:
         """All panes on a large screen, one on a usual one, none beside the racks on a narrow one."""
+        if not self._standing:
+            return
         everything = self.size.width >= WIDE and self.size.height >= TALL
         self.query_one("#right").set_class(everything, "-all")
         for name in PANES:
             self.query_one(f"#pane-{name}").display = everything or name == self.pane
 
     def _draw(self) -> None:
+        if not self._standing:
+            return
         snapshot = self.control.snapshot
         racks = self.query_one(Elevation)
         racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0))
@@ -163,6 +174,8 @@ class RacksideApp(App[None]):
         self._draw_lines()
 
     def _draw_cursor(self) -> None:
+        if not self._standing:
+            return
         snapshot, (node, slot) = self.control.snapshot, self.query_one(Elevation).cursor
         status = snapshot.nodes[node]
         row = status.rows[slot] if slot < len(status.rows) else None
@@ -172,6 +185,8 @@ class RacksideApp(App[None]):
         self.query_one(Links).show(snapshot, scope, self.plain)
 
     def _draw_lines(self) -> None:
+        if not self._standing:
+            return
         c, now = self.control, self.control.snapshot.time
         metric = self.query_one(Elevation).metric
         self.query_one("#site", Pane).draw(
@@ -184,6 +199,8 @@ class RacksideApp(App[None]):
         self.query_one("#body-alarms", Pane).draw(lines.alarm_list(c.alarms, c.tickets, now))
 
     def _draw_job(self) -> None:
+        if not self._standing:
+            return
         line = lines.job(self._job, self._others, self.control.snapshot.time)
         self.query_one("#job", Pane).draw(line)
 

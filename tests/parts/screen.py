@@ -10,8 +10,9 @@ from tui.widgets.pane import Pane
 
 
 def text_of(app: App[None], selector: str) -> str:
-    """The text of a pane on the top screen."""
-    return str(app.screen.query_one(selector, Pane).content)
+    """The text of a pane on the top screen; empty while no such pane is there."""
+    found = app.screen.query(selector).results(Pane)
+    return "".join(str(pane.content) for pane in found)
 
 
 def racks(app: App[None]) -> str:

@@ -42,7 +42,7 @@ class Opened:
         await self.pilot.pause()
 
     async def live(self) -> None:
-        await until(lambda: "1/1 nodes" in text_of(self.app, "#site"), 30)
+        await until(lambda: "1/1" in text_of(self.app, "#site"), 30)
 
     async def job(self) -> None:
         def there() -> bool:
@@ -51,6 +51,9 @@ class Opened:
 
         await self.live()
         await until(there, 60)
+
+    async def shows(self, text: str, selector: str) -> None:
+        await until(lambda: text in text_of(self.app, selector), 20, f"{text!r} in {selector}")
 
     def said(self) -> str:
         return " | ".join(n.message for n in self.app._notifications)
@@ -84,19 +87,19 @@ async def test_t_throttles_after_arming_and_u_takes_it_back(inventory: Path, nvm
         await c.live()
         await c.press("t")
         assert isinstance(c.app.screen, ActPanel)
-        assert "Power limit of n1 GPU 0 to 600 W" in text_of(c.app, "#panel-body")
-        assert "READ-ONLY: a arms" in text_of(c.app, "#panel-body")
+        await c.shows("Power limit of n1 GPU 0 to 600 W", "#panel-body")
+        await c.shows("READ-ONLY: a arms", "#panel-body")
         await c.press("enter")
         assert isinstance(c.app.screen, ActPanel), "enter sends nothing while read-only"
         await c.press("a", "left", "down")
-        assert "Power limit of n1 to 550 W" in text_of(c.app, "#panel-body")
-        assert "8 GPUs on 1 node" in text_of(c.app, "#panel-body")
+        await c.shows("Power limit of n1 to 550 W", "#panel-body")
+        await c.shows("8 GPUs on 1 node", "#panel-body")
         await c.press("enter")
         await c.ended(Stage.DONE)
         assert nvml.limits() == dict.fromkeys(range(8), 550000)
-        assert "done" in text_of(c.app, "#action")
+        await c.shows("done", "#action")
         await c.press("u")
-        assert "Undo: Power limit of n1 to 550 W" in text_of(c.app, "#panel-body")
+        await c.shows("Undo: Power limit of n1 to 550 W", "#panel-body")
         await c.press("enter")
         await c.ended(Stage.DONE)
         assert nvml.limits() == dict.fromkeys(range(8), 700000)
@@ -108,9 +111,9 @@ async def test_the_panels_value_moves_both_ways_and_stops_at_the_ends(inventory:
     async with opened(inventory) as c:
         await c.live()
         await c.press("t", *["l"] * 9)
-        assert "already as high as the board allows" in text_of(c.app, "#panel-body")
+        await c.shows("already as high as the board allows", "#panel-body")
         await c.press(*["h"] * 9, *["j"] * 5)
-        assert "Power limit of rack r1 to 500 W" in text_of(c.app, "#panel-body")
+        await c.shows("Power limit of rack r1 to 500 W", "#panel-body")
         await c.press("k", "k", "k", "escape")
         assert not isinstance(c.app.screen, ActPanel)
         assert c.app.control.tickets == ()
@@ -120,11 +123,11 @@ async def test_m_halves_the_microbatch(inventory: Path, hooks: Path) -> None:
     async with training("train_light", hooks, steps=100000, step_s=0.02), opened(inventory) as c:
         await c.job()
         await c.press("a", "m")
-        assert "Microbatch of job from 4 to 2" in text_of(c.app, "#panel-body")
+        await c.shows("Microbatch of job from 4 to 2", "#panel-body")
         await c.press("enter")
         await c.ended(Stage.DONE)
         await until(lambda: "microbatch 2 x 8" in text_of(c.app, "#job"))
-        assert "at step" in text_of(c.app, "#action")
+        await c.shows("at step", "#action")
 
 
 async def test_r_moves_work_off_the_hot_gpu(inventory: Path, hooks: Path, nvml: FakeNvml) -> None:
@@ -132,7 +135,7 @@ async def test_r_moves_work_off_the_hot_gpu(inventory: Path, hooks: Path, nvml: 
     async with training("train_light", hooks, steps=100000, step_s=0.02), opened(inventory) as c:
         await c.job()
         await c.press("a", "r")
-        assert "Move 1 microbatch of job from hot to cold ranks" in text_of(c.app, "#panel-body")
+        await c.shows("Move 1 microbatch of job from hot to cold ranks", "#panel-body")
         await c.press("enter")
         await c.ended(Stage.DONE)
         await until(lambda: "microbatch 4 x 3-5" in text_of(c.app, "#job"))
@@ -175,7 +178,7 @@ async def test_a_read_only_console_stays_read_only(inventory: Path) -> None:
         await c.press("a")
         assert "started with --read-only" in c.said()
         await c.press("t", "a")
-        assert "started with --read-only" in text_of(c.app, "#panel-body")
+        await c.shows("started with --read-only", "#panel-body")
         await c.press("enter")
         assert c.app.control.tickets == ()
 
@@ -188,7 +191,7 @@ async def test_panes_by_number_and_tab(inventory: Path) -> None:
             assert [p for p in PANES if c.app.query_one(f"#pane-{p}").display] == [name]
         await c.press("tab")
         assert c.app.pane == "links"
-        assert "GPU 0 nvlink" in text_of(c.app, "#body-links")
+        await c.shows("GPU 0 nvlink", "#body-links")
         await c.press("n")
         assert text_of(c.app, "#body-links").startswith("Links, GB/s each way")
         await c.press("n")
@@ -222,7 +225,7 @@ async def test_the_cursor_goes_everywhere_and_x_finds_the_hottest(inventory: Pat
         assert cursor() == (0, 0)
         await c.press("x")
         assert cursor() == (0, 6)
-        assert "n1 GPU 6" in text_of(c.app, "#body-gpu")
+        await c.shows("n1 GPU 6", "#body-gpu")
         assert "[ 77]" in racks(c.app)
 
 
@@ -280,7 +283,7 @@ async def test_leaving_with_limits_held_asks_first_and_gives_them_back(inventory
         await c.ended(Stage.DONE)
         await c.press("q")
         assert isinstance(c.app.screen, LeaveScreen)
-        assert "holds down the power limit of 1 GPU." in text_of(c.app, "#panel-body")
+        await c.shows("holds down the power limit of 1 GPU.", "#panel-body")
         await c.press("escape")
         assert not isinstance(c.app.screen, LeaveScreen)
         await c.press("q", "y")
