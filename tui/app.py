@@ -57,6 +57,7 @@ class RacksideApp(App[None]):
         self.pane = "gpu"
         self.links_of_all = False
         self._planned_for: tuple[str, int, bool] | None = None
+        self._make_widgets()
         for action in ACTIONS:
             key = self.own_keys.get(action.id, action.keys)
             shown = bool(action.footer)
@@ -66,29 +67,40 @@ class RacksideApp(App[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True)]
 
+    def _make_widgets(self) -> None:
+        """All of them from the start: steps, snapshots and sizes also arrive while the screen comes or goes."""
+        plain = self.plain
+        self.racks = Elevation(self.control.cluster, plain, id="racks")
+        self.site, self.legend = Pane("site", plain), Pane("legend", plain)
+        self.job_line, self.action_line, self.alarm_line = (
+            Pane("job", plain),
+            Pane("action", plain),
+            Pane("alarm", plain),
+        )
+        self.detail, self.plans = Detail("body-gpu", plain), Plans("body-plans", plain)
+        self.links, self.alarm_list = Links("body-links", plain), Pane("body-alarms", plain)
+        bodies = {"gpu": self.detail, "plans": self.plans, "links": self.links, "alarms": self.alarm_list}
+        self.panes = {
+            name: VerticalScroll(body, id=f"pane-{name}", classes="pane", can_focus=False)
+            for name, body in bodies.items()
+        }
+        self.right = Vertical(*self.panes.values(), id="right")
+
     def compose(self) -> ComposeResult:
-        yield Pane(id="site")
+        yield self.site
         with Horizontal(id="middle"):
-            with Vertical(id="left"):
-                yield Pane(id="legend")
-                yield Elevation(self.control.cluster, id="racks")
-            with Vertical(id="right"):
-                for name, widget in (("gpu", Detail), ("plans", Plans), ("links", Links), ("alarms", Pane)):
-                    with VerticalScroll(id=f"pane-{name}", classes="pane", can_focus=False):
-                        yield widget(id=f"body-{name}")
-        yield Pane(id="job")
-        yield Pane(id="action")
-        yield Pane(id="alarm")
+            with Vertical(id="left") as left:
+                left.styles.max_width = max(24, len(self.racks.columns) * 23 + 2)
+                yield self.legend
+                yield self.racks
+            yield self.right
+        yield self.job_line
+        yield self.action_line
+        yield self.alarm_line
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        for pane in self.query(Pane):
-            pane.plain = self.plain
-        racks = self.query_one(Elevation)
-        racks.plain = self.plain
-        columns = len(racks.columns)
-        self.query_one("#left").styles.max_width = max(24, columns * 23 + 2)
-        racks.focus()
+        self.racks.focus()
         self._arrange()
         self._draw()
         self._replan()
@@ -136,16 +148,9 @@ class RacksideApp(App[None]):
         rows = [(c.label, c.prediction) for c in self.control.alternatives()]
         job = self._job
         title = f"Plans for {job.name}, predicted on {self.control.cluster.name}" if job else "Plans"
-        if not self._standing:
-            return
-        self.query_one("#body-plans", Plans).show(title, rows)
+        self.plans.show(title, rows)
 
     # Drawing.
-
-    @property
-    def _standing(self) -> bool:
-        """Whether the widgets are there: sizes, steps and snapshots also arrive while the screen comes or goes."""
-        return bool(self.query(Elevation)) and bool(self.query("#alarm"))
 
     @property
     def _job(self) -> JobStatus | None:
@@ -157,52 +162,41 @@ class RacksideApp(App[None]):
 
     def _arrange(self) -> None:
         """All panes on a large screen, one on a usual one, none beside the racks on a narrow one."""
-        if not self._standing:
-            return
         everything = self.size.width >= WIDE and self.size.height >= TALL
-        self.query_one("#right").set_class(everything, "-all")
-        for name in PANES:
-            self.query_one(f"#pane-{name}").display = everything or name == self.pane
+        self.right.set_class(everything, "-all")
+        for name, pane in self.panes.items():
+            pane.display = everything or name == self.pane
 
     def _draw(self) -> None:
-        if not self._standing:
-            return
         snapshot = self.control.snapshot
-        racks = self.query_one(Elevation)
-        racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0))
+        self.racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0))
         self._draw_cursor()
         self._draw_lines()
 
     def _draw_cursor(self) -> None:
-        if not self._standing:
-            return
-        snapshot, (node, slot) = self.control.snapshot, self.query_one(Elevation).cursor
+        snapshot, (node, slot) = self.control.snapshot, self.racks.cursor
         status = snapshot.nodes[node]
         row = status.rows[slot] if slot < len(status.rows) else None
         history = {m: self.control.store.history(m, row) for m in HISTORY_METRICS} if row is not None else {}
-        self.query_one(Detail).show(self.control.cluster, snapshot, node, slot, history, self.plain)
+        self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain)
         scope = None if self.links_of_all else self.control.cluster.nodes[node].name
-        self.query_one(Links).show(snapshot, scope, self.plain)
+        self.links.show(snapshot, scope, self.plain)
 
     def _draw_lines(self) -> None:
-        if not self._standing:
-            return
         c, now = self.control, self.control.snapshot.time
-        metric = self.query_one(Elevation).metric
-        self.query_one("#site", Pane).draw(
+        metric = self.racks.metric
+        self.site.draw(
             lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only, self.size.width < 60)
         )
-        self.query_one("#legend", Pane).draw(lines.legend(metric))
+        self.legend.draw(lines.legend(metric))
         self._draw_job()
-        self.query_one("#action", Pane).draw(lines.last_action(c.tickets))
-        self.query_one("#alarm", Pane).draw(lines.top_alarm(c.alarms, now))
-        self.query_one("#body-alarms", Pane).draw(lines.alarm_list(c.alarms, c.tickets, now))
+        self.action_line.draw(lines.last_action(c.tickets))
+        self.alarm_line.draw(lines.top_alarm(c.alarms, now))
+        self.alarm_list.draw(lines.alarm_list(c.alarms, c.tickets, now))
 
     def _draw_job(self) -> None:
-        if not self._standing:
-            return
         line = lines.job(self._job, self._others, self.control.snapshot.time)
-        self.query_one("#job", Pane).draw(line)
+        self.job_line.draw(line)
 
     # Keys that look.
 
@@ -234,8 +228,7 @@ class RacksideApp(App[None]):
         self._show_pane("links")
 
     def action_metric(self) -> None:
-        racks = self.query_one(Elevation)
-        racks.metric = METRICS[(METRICS.index(racks.metric) + 1) % len(METRICS)]
+        self.racks.metric = METRICS[(METRICS.index(self.racks.metric) + 1) % len(METRICS)]
         self._draw_lines()
 
     def action_hottest(self) -> None:
@@ -246,7 +239,7 @@ class RacksideApp(App[None]):
         row = int(np.nanargmax(celsius))
         for number, status in enumerate(self.control.snapshot.nodes):
             if row in status.rows:
-                self.query_one(Elevation).cursor = (number, status.rows.index(row))
+                self.racks.cursor = (number, status.rows.index(row))
 
     def action_next_job(self) -> None:
         attached = [s for s in self.control.jobs.statuses.values() if s.attached]
@@ -271,7 +264,7 @@ class RacksideApp(App[None]):
         self._draw_lines()
 
     def action_throttle(self) -> None:
-        cursor = self.query_one(Elevation).cursor
+        cursor = self.racks.cursor
         offered, scopes = choices.throttle(self.control, *cursor)
         self._open("Throttle: change power limits", offered, scopes, choices.THROTTLE_DEFAULT)
 
@@ -327,6 +320,6 @@ class RacksideApp(App[None]):
         """Leave at once, or after a question when limits are held down."""
         held = self.control.leased_gpus
         if held and not isinstance(self.screen, LeaveScreen):
-            self.push_screen(LeaveScreen(held), lambda sure: self.exit() if sure else None)
+            self.push_screen(LeaveScreen(held, self.plain), lambda sure: self.exit() if sure else None)
         else:
             self.exit()

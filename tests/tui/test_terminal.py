@@ -110,3 +110,28 @@ def test_other_ways_out_leave_a_clean_terminal_too(make_terminal: MakeTerminal, 
     t.keys(*keys)
     t.until("ready>")
     assert (t.state("alternate_on"), t.state("cursor_flag"), t.state("mouse_any_flag")) == ("0", "1", "0")
+
+
+def test_keys_faster_than_screens_open(make_terminal: MakeTerminal) -> None:
+    """A pasted line reaches the console as keys, all at once: panels open, close and act before they are drawn."""
+    t = make_terminal()
+    t.type(DEMO)
+    t.until("4/4 nodes", "tok/s")
+    storm = "tmrtu?a1t2mu3rm4cxsn hjkl t?l t\x1b" * 12
+    t.tmux("send-keys", "-l", storm)
+    t.keys("Escape")
+    t.keys("Escape")
+    t.until("4/4 nodes")
+    t.keys("1", "x")
+    t.until("to slowdown", "q Quit")
+    assert "Traceback" not in t.screen()
+
+
+def test_leaving_while_a_panel_opens(make_terminal: MakeTerminal) -> None:
+    t = make_terminal()
+    t.type(DEMO)
+    t.until("4/4 nodes", "tok/s")
+    t.tmux("send-keys", "-l", "qtqm?")
+    t.until("ready>")
+    assert "Error" not in t.screen()
+    assert "NoMatches" not in t.screen()

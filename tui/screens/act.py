@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.text import Text
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 
 from engine.act.action import Proposal, Throttle
+from tui.screens.panel import Panel
 from tui.widgets.figures import change
-from tui.widgets.pane import Pane
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class Choice:
     propose: Callable[[int], Proposal]
 
 
-class ActPanel(ModalScreen[Proposal | None]):
+class ActPanel(Panel[Proposal | None]):
     """Left and right choose the value, up and down the scope, enter confirms, escape leaves.
 
     What touches more than one node wants a second key. The proposal is made anew with every snapshot, so that what is
@@ -54,19 +51,13 @@ class ActPanel(ModalScreen[Proposal | None]):
         reached: Callable[[Proposal], int],
         plain: bool,
     ) -> None:
-        super().__init__()
+        super().__init__(plain)
         self._title, self._choices, self._scopes = title, choices, scopes
         self.chosen, self.scope_at = chosen, 0
-        self._armed, self._arm, self._reached, self._plain = armed, arm, reached, plain
+        self._armed, self._arm, self._reached = armed, arm, reached
         self.proposal: Proposal | None = None
         self.asking = False
         self._warning = ""
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(id="panel"):
-            body = Pane(id="panel-body")
-            body.plain = self._plain
-            yield body
 
     def on_mount(self) -> None:
         self.repropose()
@@ -74,7 +65,7 @@ class ActPanel(ModalScreen[Proposal | None]):
     def repropose(self) -> None:
         """Propose again from the newest snapshot and draw."""
         self.proposal = self._choices[self.chosen].propose(self.scope_at)
-        self.query_one("#panel-body", Pane).draw(self._text(self.proposal))
+        self.body.draw(self._text(self.proposal))
 
     def _text(self, p: Proposal) -> Text:
         text = Text()

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from rich.text import Text
-from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 
 from tui.actions import ACTIONS, MOVES
 from tui.metrics import METRICS
-from tui.widgets.pane import Pane
+from tui.screens.panel import Panel
 
 SIGNS = (
     ("*", "node is live"),
@@ -24,23 +21,17 @@ SIGNS = (
 )
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Panel[None]):
     """Any of escape, q and ? closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark", "dismiss", "close")]
 
     def __init__(self, keys: Mapping[str, str], plain: bool) -> None:
-        super().__init__()
-        self._keys, self._plain = keys, plain
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(id="panel"):
-            yield Pane(id="panel-body")
+        super().__init__(plain)
+        self._keys = keys
 
     def on_mount(self) -> None:
-        body = self.query_one("#panel-body", Pane)
-        body.plain = self._plain
-        body.draw(help_text(self._keys))
+        self.body.draw(help_text(self._keys))
 
 
 def help_text(keys: Mapping[str, str]) -> Text:

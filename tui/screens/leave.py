@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.text import Text
-from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 
-from tui.widgets.pane import Pane
+from tui.screens.panel import Panel
 
 
-class LeaveScreen(ModalScreen[bool]):
+class LeaveScreen(Panel[bool]):
     """True: leave."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -21,16 +18,12 @@ class LeaveScreen(ModalScreen[bool]):
         ("escape,n,q", "dismiss(False)", "stay"),
     ]
 
-    def __init__(self, held: int) -> None:
-        super().__init__()
+    def __init__(self, held: int, plain: bool) -> None:
+        super().__init__(plain)
         self._held = held
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(id="panel"):
-            yield Pane(id="panel-body")
 
     def on_mount(self) -> None:
         gpus = f"{self._held} GPU{'s' * (self._held != 1)}"
         text = Text(f"This console holds down the power limit of {gpus}.\n", "bold")
         text.append("Leaving gives them back the limits they had before, at once.\n\ny leaves, escape stays")
-        self.query_one("#panel-body", Pane).draw(text)
+        self.body.draw(text)

@@ -76,8 +76,6 @@ class Elevation(ScrollView, can_focus=True):
         Binding("end", "ends(1)", "last", show=False),
     ]
 
-    plain = False
-
     metric: reactive[Metric] = reactive(METRICS[0])
     cursor: reactive[tuple[int, int]] = reactive((0, 0))
     """Node number in the cluster, GPU slot in the node."""
@@ -89,9 +87,9 @@ class Elevation(ScrollView, can_focus=True):
             super().__init__()
             self.node, self.slot = node, slot
 
-    def __init__(self, cluster: Cluster, **more: str) -> None:
-        super().__init__(**more)  # type: ignore[arg-type]
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, plain: bool, id: str) -> None:
+        super().__init__(id=id)
+        self.cluster, self.plain = cluster, plain
         self.placed, self.columns, height = place(cluster)
         self._lines: dict[int, list[Placed]] = {}
         for node in self.placed:

@@ -11,7 +11,9 @@ PLAIN = str.maketrans({"—": "-", "…": ".", "█": "#", "░": ".", "▁": "_
 class Pane(Static):
     """`draw` puts a text; widgets derive from it with a `show` of their own."""
 
-    plain = False
+    def __init__(self, id: str, plain: bool = False) -> None:
+        super().__init__(id=id)
+        self.plain = plain
 
     def draw(self, text: Text) -> None:
         """Show `text`; markup in it is never read."""
