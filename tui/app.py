@@ -11,6 +11,7 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Footer
 
@@ -101,14 +102,14 @@ class RacksideApp(App[None]):
 
     def on_mount(self) -> None:
         self.racks.focus()
-        self._arrange()
+        self._arrange(self.size)
         self._draw()
         self._replan()
         self.run_worker(carry(self.control, self), name="engine", exit_on_error=True)
 
     def on_resize(self, event: Resize) -> None:
-        self._arrange()
-        self.call_after_refresh(self._draw_cursor)  # panes write as wide as they have become
+        self._arrange(event.size)  # the app's own size is still the one before
+        self.call_after_refresh(self._draw)  # panes write as wide as they have become
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every action of the registry, then Textual's own."""
@@ -160,9 +161,9 @@ class RacksideApp(App[None]):
     def _others(self) -> int:
         return max(0, sum(s.attached for s in self.control.jobs.statuses.values()) - 1)
 
-    def _arrange(self) -> None:
+    def _arrange(self, size: Size) -> None:
         """All panes on a large screen, one on a usual one, none beside the racks on a narrow one."""
-        everything = self.size.width >= WIDE and self.size.height >= TALL
+        everything = size.width >= WIDE and size.height >= TALL
         self.right.set_class(everything, "-all")
         for name, pane in self.panes.items():
             pane.display = everything or name == self.pane
@@ -205,7 +206,7 @@ class RacksideApp(App[None]):
 
     def _show_pane(self, name: str) -> None:
         self.pane = name
-        self._arrange()
+        self._arrange(self.size)
         self.call_after_refresh(self._draw_cursor)
 
     def action_pane_gpu(self) -> None:

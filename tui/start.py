@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from typing import Any
 
@@ -44,6 +45,8 @@ def show(control: Control, given: Any) -> int:
     from tui.app import RacksideApp
     from tui.keymap import load_keys
 
+    for fixed in ("COLUMNS", "LINES"):  # exported by some shells and by readline; they would hide every later resize
+        os.environ.pop(fixed, None)
     app = RacksideApp(control, plain=given.ascii, keys=load_keys(given.keys))
     app.run()
     return app.return_code or 0

@@ -29,7 +29,10 @@ class Terminal:
 
     def tmux(self, *arguments: str) -> str:
         command = [program("tmux"), "-S", str(self.socket), "-f", os.devnull, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        # The environment as Python knows it: readline, under pytest, has put a fixed COLUMNS into the C library's.
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True, env=dict(os.environ)
+        ).stdout
 
     def open(self) -> None:
         set_ = [f"{k}={v}" for k, v in self.environment.items()]

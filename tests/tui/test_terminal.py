@@ -66,6 +66,24 @@ def test_the_whole_loop_in_a_terminal(make_terminal: MakeTerminal, tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize("fixed", [{}, {"COLUMNS": "80", "LINES": "24"}], ids=["plain", "exported size"])
+def test_any_size_and_a_resize_on_the_way(make_terminal: MakeTerminal, fixed: dict[str, str]) -> None:
+    t = make_terminal(80, 24, **fixed)
+    t.type(DEMO)
+    t.until("4/4 nodes", "n04 GPU 0", "q Quit")
+    for width, height, texts in (
+        (20, 5, ["RO 4/4", "n04"]),
+        (200, 60, ["Links of n04", "Plans for llama3-8b-demo", "Alarms", "q Quit"]),
+        (40, 12, ["RO 4/4", "n04"]),
+        (80, 24, ["READ-ONLY", "n04 GPU 0", "q Quit"]),
+    ):
+        t.resize(width, height)
+        t.until(*texts)
+    t.keys("q")
+    t.until("ready>")
+    assert t.state("alternate_on") == "0"
+
+
 def colours(shown: str) -> set[str]:
     """The kinds of colour in a captured screen: true, 256 or basic."""
     found = set()
