@@ -58,6 +58,7 @@ class RacksideApp(App[None]):
         self.pane = "gpu"
         self.links_of_all = False
         self._planned_for: tuple[str, int, bool] | None = None
+        self._panel: ActPanel | None = None
         self._make_widgets()
         for action in ACTIONS:
             key = self.own_keys.get(action.id, action.keys)
@@ -121,8 +122,8 @@ class RacksideApp(App[None]):
 
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         self._draw()
-        if isinstance(self.screen, ActPanel):
-            self.screen.repropose()
+        if self._panel is not None:
+            self._panel.repropose()
 
     def on_job_arrived(self, message: JobArrived) -> None:
         """Steps can come fast: only the job's own line is drawn for them."""
@@ -134,8 +135,6 @@ class RacksideApp(App[None]):
         ticket = message.ticket
         if ticket.stage in (Stage.FAILED, Stage.UNKNOWN):
             self.notify(ticket.line, severity="error", timeout=10, markup=False)
-        elif ticket.stage is Stage.DONE:
-            self.notify(ticket.line, timeout=5, markup=False)
 
     def _replan(self) -> None:
         """Compare plans again when the current job or its microbatch is another."""
@@ -297,7 +296,7 @@ class RacksideApp(App[None]):
         return job
 
     def _open(self, title: str, offered: list[Choice], scopes: tuple[str, ...], chosen: int) -> None:
-        if isinstance(self.screen, ActPanel):
+        if self._panel is not None:
             return
         arming = self.control.arming
 
@@ -306,10 +305,11 @@ class RacksideApp(App[None]):
             hosts = {r.host for r in job.ranks} if job else set()
             return nodes_touched(proposal, max(1, len(hosts)))
 
-        panel = ActPanel(title, offered, scopes, chosen, lambda: arming.left_s, arming.arm, reached, self.plain)
-        self.push_screen(panel, self._confirmed)
+        self._panel = ActPanel(title, offered, scopes, chosen, lambda: arming.left_s, arming.arm, reached, self.plain)
+        self.push_screen(self._panel, self._confirmed)
 
     def _confirmed(self, proposal: Proposal | None) -> None:
+        self._panel = None
         if proposal is None:
             return
         try:

@@ -150,7 +150,7 @@ def rebalance(rack: Rack, job: JobView, threshold_c: float, moves: int = 1) -> P
         else _unknown()
     )
     return Proposal(
-        title=f"Move {moved} microbatch{'es' * (moved != 1)} of {job.name} from hot to cold ranks",
+        title=f"Move {moved or 'no'} microbatch{'es' * (moved != 1)} of {job.name} from hot to cold ranks",
         action=Rebalance(job.name, tuple(counts)),
         before=effect.now(rack, load),
         after=after,
