@@ -13,7 +13,8 @@ import pytest
 from engine.act.action import Microbatch, Proposal, Rebalance, Stage, Throttle
 from engine.act.audit import AuditError
 from engine.control.control import NotArmed
-from tests.parts.console import console, write_inventory
+from engine.job.status import JobStatus
+from tests.parts.console import Console, console, write_inventory
 from tests.parts.jobs import saved, training
 from tests.parts.nvml import FakeNvml
 from tests.parts.sshd import Sshd
@@ -120,13 +121,18 @@ async def test_the_job_is_found_followed_and_changed_through_ssh(inventory: Path
         await c.job(lambda j: (j.microbatch, j.microbatches) == (4, (4, 4)))
 
 
+async def hot_job(c: Console) -> JobStatus:
+    """The light job, once its ranks' places and the 86 C of rank 0's GPU are known."""
+    await c.live()
+    await until(lambda: c.control.snapshot.gpus["temperature_c"][0] == 86)
+    return await c.job(lambda j: j.step_s and len(j.ranks) == 2)
+
+
 async def test_work_moves_off_a_hot_gpu_and_comes_back(inventory: Path, hooks: Path, nvml: FakeNvml) -> None:
     """S8 live: rank 0's GPU is at 86 C of 89, rank 1's at 50 C."""
     nvml.write(8, gpu0_temperature=86, gpu1_temperature=50)
     async with training("train_light", hooks, steps=100000, step_s=0.02), console(inventory) as c:
-        await c.live()
-        job = await c.job(lambda j: j.step_s and len(j.ranks) == 2)
-        await until(lambda: c.control.snapshot.gpus["temperature_c"][0] == 86)
+        job = await hot_job(c)
         proposal = c.control.propose_rebalance(job)
         assert proposal.action == Rebalance("job", (3, 5)), proposal.refusal
         assert any("names no model profile" in note for note in proposal.notes)
@@ -142,9 +148,7 @@ async def test_work_moves_off_a_hot_gpu_and_comes_back(inventory: Path, hooks: P
 async def test_undoing_a_microbatch_brings_an_uneven_split_back(inventory: Path, hooks: Path, nvml: FakeNvml) -> None:
     nvml.write(8, gpu0_temperature=86, gpu1_temperature=50)
     async with training("train_light", hooks, steps=100000, step_s=0.02), console(inventory) as c:
-        await c.live()
-        job = await c.job(lambda j: j.step_s and len(j.ranks) == 2)
-        await until(lambda: c.control.snapshot.gpus["temperature_c"][0] == 86)
+        job = await hot_job(c)
         await c.does(c.control.propose_rebalance(job))
         uneven = await c.job(lambda j: j.microbatches == (3, 5))
         await c.does(c.control.propose_microbatch(uneven, 8))

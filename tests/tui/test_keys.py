@@ -55,6 +55,13 @@ class Opened:
     async def shows(self, text: str, selector: str) -> None:
         await until(lambda: text in text_of(self.app, selector), 20, f"{text!r} in {selector}")
 
+    async def acts(self, key: str, title: str) -> None:
+        """Arm, open the key's panel, see its title, confirm, wait for it to be done."""
+        await self.press("a", key)
+        await self.shows(title, "#panel-body")
+        await self.press("enter")
+        await self.ended(Stage.DONE)
+
     def said(self) -> str:
         return " | ".join(n.message for n in self.app._notifications)
 
@@ -122,10 +129,7 @@ async def test_the_panels_value_moves_both_ways_and_stops_at_the_ends(inventory:
 async def test_m_halves_the_microbatch(inventory: Path, hooks: Path) -> None:
     async with training("train_light", hooks, steps=100000, step_s=0.02), opened(inventory) as c:
         await c.job()
-        await c.press("a", "m")
-        await c.shows("Microbatch of job from 4 to 2", "#panel-body")
-        await c.press("enter")
-        await c.ended(Stage.DONE)
+        await c.acts("m", "Microbatch of job from 4 to 2")
         await until(lambda: "microbatch 2 x 8" in text_of(c.app, "#job"))
         await c.shows("at step", "#action")
 
@@ -134,10 +138,7 @@ async def test_r_moves_work_off_the_hot_gpu(inventory: Path, hooks: Path, nvml: 
     nvml.write(8, gpu0_temperature=86, gpu1_temperature=50)
     async with training("train_light", hooks, steps=100000, step_s=0.02), opened(inventory) as c:
         await c.job()
-        await c.press("a", "r")
-        await c.shows("Move 1 microbatch of job from hot to cold ranks", "#panel-body")
-        await c.press("enter")
-        await c.ended(Stage.DONE)
+        await c.acts("r", "Move 1 microbatch of job from hot to cold ranks")
         await until(lambda: "microbatch 4 x 3-5" in text_of(c.app, "#job"))
 
 

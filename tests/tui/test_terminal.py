@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts.missing import program
+from tests.parts.sshd import Sshd
 from tests.parts.terminal import RACKSIDE, Terminal
 
 MakeTerminal = Callable[..., Terminal]
+ROOT = Path(__file__).parents[2]
 DEMO = shlex.join([*RACKSIDE, "demo"])
 
 
@@ -82,6 +85,21 @@ def test_any_size_and_a_resize_on_the_way(make_terminal: MakeTerminal, fixed: di
     t.keys("q")
     t.until("ready>")
     assert t.state("alternate_on") == "0"
+
+
+def test_over_ssh_in_tmux(make_terminal: MakeTerminal, make_sshd: Callable[..., Sshd]) -> None:
+    """As operators reach it: tmux here, OpenSSH in between, the console there; a resize crosses as well."""
+    server = make_sshd()
+    t = make_terminal(80, 24)
+    login = [program("ssh"), "-F", "none", "-tt", "-o", f"UserKnownHostsFile={server.known_hosts}"]
+    login += ["-i", str(server.identity), "-p", str(server.port), f"{server.user}@127.0.0.1"]
+    t.type(shlex.join([*login, f"cd {shlex.quote(str(ROOT))} && LC_ALL=C.UTF-8 {DEMO}"]))
+    t.until("READ-ONLY", "4/4 nodes", "n04 GPU 0", "q Quit")
+    t.resize(160, 45)
+    t.until("Links of n04", "Plans for llama3-8b-demo")
+    t.keys("q")
+    t.until("ready>", "closed")
+    assert (t.state("alternate_on"), t.state("cursor_flag"), t.state("mouse_any_flag")) == ("0", "1", "0")
 
 
 def colours(shown: str) -> set[str]:
