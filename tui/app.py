@@ -17,7 +17,7 @@ from textual.widgets import Footer
 
 from engine.act.action import Proposal, Stage
 from engine.act.audit import AuditError
-from engine.control.control import Control, NotArmed
+from engine.control.control import Control, Refused
 from engine.job.status import JobStatus
 from engine.telemetry.store import HISTORY_METRICS
 from tui import choices
@@ -314,7 +314,7 @@ class RacksideApp(App[None]):
             return
         try:
             self.control.confirm(proposal)
-        except (NotArmed, AuditError) as error:
+        except (Refused, AuditError) as error:
             self.notify(f"Not done: {error}", severity="error", timeout=10, markup=False)
 
     async def action_leave(self) -> None:

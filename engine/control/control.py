@@ -32,8 +32,8 @@ REBALANCE_MARGIN_K = 6.0
 """A rank counts as hot when its hottest GPU is this close to its own slowdown point."""
 
 
-class NotArmed(Exception):
-    """An action was confirmed on a console that is not armed."""
+class Refused(Exception):
+    """An action must not start: the console is not armed, or the proposal itself says why not."""
 
 
 class Control:
@@ -156,11 +156,11 @@ class Control:
     # What is done.
 
     def confirm(self, proposal: Proposal) -> Ticket:
-        """Carry out a proposal. NotArmed or AuditError, with a sentence, when it must not start."""
+        """Carry out a proposal. Refused or AuditError, with a sentence, when it must not start."""
         if proposal.refusal:
-            raise NotArmed(proposal.refusal)
+            raise Refused(proposal.refusal)
         if not self.arming.left_s:
-            raise NotArmed("This console is read-only: arm it first (key a).")
+            raise Refused("This console is read-only: arm it first (key a).")
         ticket = Ticket(uuid.uuid4().hex, time.time(), self.operator, proposal)
         self._audit.write(self.cluster.name, ticket)  # what cannot be logged is not done
         self._update(ticket, log=False)

@@ -12,7 +12,7 @@ import pytest
 
 from engine.act.action import Microbatch, Proposal, Rebalance, Stage, Throttle
 from engine.act.audit import AuditError
-from engine.control.control import NotArmed
+from engine.control.control import Refused
 from engine.job.status import JobStatus
 from tests.parts.console import Console, console, write_inventory
 from tests.parts.jobs import saved, training
@@ -56,11 +56,11 @@ async def test_nothing_is_done_on_a_console_that_is_not_armed(inventory: Path, n
     async with console(inventory) as c:
         await c.live()
         proposal = c.control.propose_throttle("n1", [(0, 0)], 100.0)
-        with pytest.raises(NotArmed, match="arm it first"):
+        with pytest.raises(Refused, match="arm it first"):
             c.control.confirm(proposal)
         c.control.arming.arm()
         c.control.arming.disarm()
-        with pytest.raises(NotArmed):
+        with pytest.raises(Refused):
             c.control.confirm(proposal)
         assert (nvml.limits(), list(c.audit.read())) == ({}, [])
 
@@ -237,7 +237,7 @@ async def test_what_the_panel_showed_is_what_is_sent(inventory: Path) -> None:
         c.control.arming.arm()
         proposal = c.control.propose_throttle("n1", [(0, 0)], -100.0)
         assert proposal.refusal
-        with pytest.raises(NotArmed):
+        with pytest.raises(Refused):
             c.control.confirm(proposal)
         lost: Proposal = replace(proposal, refusal="", action=Throttle({"elsewhere": {0: 500.0}}))
         ticket = await c.ended(c.control.confirm(lost))
