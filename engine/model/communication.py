@@ -1,81 +1,179 @@
-"""Traffic of each parallelism: bytes, how often, over which link, at which achieved share, in how many seconds."""
+"""Traffic of each parallelism: bytes, how often, over which link, in how many seconds. Arrays over plans.
+
+Ranks are numbered tensor, context, data, pipeline, innermost first, node by node; a group's link class is the slowest
+one it spans.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from engine.profile import Cluster
+import numpy as np
 
-Link = Literal["nvlink", "network", "none"]
+from engine.model.rates import Rates
+from engine.model.work import Column, Work
 
-# Default achieved shares of link bandwidth (the measured utilisations that the product's source text reports).
-ACHIEVED = {"data": 0.85, "tensor": 0.45, "pipeline": 0.72, "context": 0.72, "expert": 0.38}
-
-LATENCY_S = {"nvlink": 8e-6, "network": 20e-6, "none": 0.0}
-"""Start of one collective on a link class; NCCL's published small-message times are of this order."""
+LINKS = ("none", "nvlink", "network")
+BUCKET_BYTES = 160e6
+"""Gradients are reduced in buckets of about 40 million 32-bit values (Megatron-LM's default)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Traffic:
-    """One parallelism's traffic on one GPU in one iteration. `bytes` is what its link carries in one direction."""
+    """Traffic of one parallelism on one GPU and iteration. `bytes` is what its link carries in one direction,
+    `link` an index into LINKS, `peak` the datasheet bandwidth that the group may use, bytes/s."""
 
-    parallelism: str
-    link: Link
-    bytes: float
-    count: float
-    achieved_fraction: float
-    seconds: float
+    link: Column
+    bytes: Column
+    count: Column
+    seconds: Column
+    peak: Column
+
+    @property
+    def achieved_fraction(self) -> Column:
+        """Bytes over seconds, as a share of the link's datasheet bandwidth."""
+        rate = self.bytes / np.maximum(self.seconds, 1e-12)
+        return np.where(self.seconds > 0, rate / self.peak, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
-    """A communication group: `size` ranks, `stride` apart in rank order."""
+    """Groups of `size` ranks, `stride` apart in rank order."""
 
-    size: int
-    stride: int
-
-
-def link_of(group: Group, cluster: Cluster) -> Link:
-    """The slowest link class the group really spans, ranks being numbered node by node."""
-    if group.size <= 1:
-        return "none"
-    return "nvlink" if group.size * group.stride <= cluster.gpus_per_node else "network"
+    size: Column
+    stride: Column
 
 
-def link_gb_s(group: Group, cluster: Cluster) -> float:
-    """GB/s in one direction that a rank of the group may use of its slowest link.
+@dataclass(frozen=True)
+class Path:
+    """What a group's collectives run over: link class, bytes/s reached, datasheet bytes/s, nodes spanned."""
 
-    Groups that interleave in a node share its ports: with stride s, min(s, GPUs per node) of them cross at once.
+    link: Column
+    reached: Column
+    peak: Column
+    nodes: Column
+
+
+def path(w: Work, rates: Rates, group: Group, fabric_peak: float) -> Path:
+    """The slowest link a group spans. Groups that interleave in a node share its ports: with stride s, min(s, GPUs of
+    a node) of them cross at once. A hierarchical ring enters and leaves a node once, so a group that fills its node
+    has all the node's ports (NCCL's multi-ring; Thakur et al. 2005 for the volume)."""
+    spans = group.size * group.stride > w.gpus_per_node
+    crossing = spans & (group.size > 1)
+    sharing = np.minimum(group.stride, w.gpus_per_node)
+    network = w.node_gb_s * 1e9 / sharing
+    link = np.where(group.size <= 1, 0.0, np.where(crossing, 2.0, 1.0))
+    reached = np.where(crossing, np.minimum(rates.fabric, network * rates.network_share), rates.fabric)
+    peak = np.where(crossing, np.minimum(fabric_peak, network), fabric_peak)
+    nodes = np.where(crossing, np.maximum(1.0, group.size * group.stride / w.gpus_per_node), 1.0)
+    return Path(link, reached, peak, np.minimum(nodes, group.size))
+
+
+def collective(rates: Rates, along: Path, size: Column, payload: Column, rounds: float, count: Column) -> Traffic:
+    """`count` ring collectives of `payload` bytes; `rounds` is 2 for an all-reduce, 1 for a gather or a scatter.
+
+    rounds (n - 1)/n payload / bandwidth, and a hop's latency for each step of the ring (Thakur, Rabenseifner and
+    Gropp, 2005, section 4); NCCL turns to trees (2 log2 n hops) where the ring would be slower.
     """
-    fabric = cluster.device.fabric.gb_s
-    if link_of(group, cluster) != "network":
-        return fabric
-    sharing = min(group.stride, cluster.gpus_per_node)
-    return min(fabric, cluster.node_gb_s / sharing)
+    some = (along.link > 0) & (count > 0)
+    volume = np.where(some, rounds * (size - 1) / size * payload * count, 0.0)
+    inside = np.minimum(size - 1, 2 * np.log2(np.maximum(size, 2)))
+    across = np.minimum(along.nodes - 1, 2 * np.log2(np.maximum(along.nodes, 2)))
+    hops = rounds * (inside * rates.fabric_hop_s + across * rates.network_hop_s)
+    seconds = np.where(some, volume / along.reached + count * hops, 0.0)
+    return Traffic(along.link * some, volume, count * some, seconds, along.peak)
 
 
-def collective(
-    parallelism: str, group: Group, cluster: Cluster, payload: float, rounds: float, count: float
-) -> Traffic:
-    """`count` ring collectives of `payload` bytes each; `rounds` is 2 for an all-reduce, 1 for gather or scatter.
+def sends(rates: Rates, along: Path, payload: Column, count: Column) -> Traffic:
+    """`count` sends of `payload` bytes to a neighbour."""
+    some = (along.link > 0) & (count > 0)
+    hop = np.where(along.link > 1, rates.network_hop_s, rates.fabric_hop_s)
+    volume = np.where(some, payload * count, 0.0)
+    seconds = np.where(some, volume / along.reached + count * hop, 0.0)
+    return Traffic(along.link * some, volume, count * some, seconds, along.peak)
 
-    Ring cost as in Thakur et al. 2005: rounds (n - 1)/n payload / bandwidth, plus a start latency each.
+
+def tensor(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic:
+    """Two all-reduces of an activation forward and two backward in each layer (Shoeybi et al. 2019, section 3); with
+    sequence parallelism a gather and a scatter of the same volume (Korthikanti et al. 2022, section 4.2.2). A full
+    recompute repeats the forward ones."""
+    along = path(w, rates, Group(w.tp, np.ones(len(w))), fabric_peak)
+    again = 1.0 + 0.5 * w.recompute
+    payload = w.element * w.tokens * w.hidden
+    return collective(rates, along, w.tp, payload, 2.0, 4 * again * layers * w.microbatches)
+
+
+def context(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic:
+    """Keys and values go round the ring once forward and, with their gradients, twice backward (Liu et al. 2023)."""
+    along = path(w, rates, Group(w.cp, w.tp), fabric_peak)
+    payload = 2.0 * w.element * w.tokens * w.kv_width / w.tp * w.cp
+    return collective(rates, along, w.cp, payload, 1.0, (3 + w.recompute) * layers * w.microbatches)
+
+
+def pipeline(w: Work, rates: Rates, fabric_peak: float) -> Traffic:
+    """An activation to the next stage and its gradient back, for each chunk and microbatch (Narayanan et al. 2021,
+    section 2.2); with sequence parallelism each tensor rank sends its own share."""
+    along = path(w, rates, Group(w.pp, w.tp * w.cp * w.dp), fabric_peak)
+    payload = w.element * w.tokens * w.hidden / np.where(w.split_norms, w.tp, 1.0)
+    return sends(rates, along, payload, 2 * w.vpp * w.microbatches)
+
+
+def data(w: Work, rates: Rates, fabric_peak: float, dense: Column, experts: Column) -> tuple[Traffic, Traffic]:
+    """Gradients reduced and weights gathered: once an iteration, or, with weights sharded (ZeRO-3), each microbatch.
+
+    ZeRO (Rajbhandari et al. 2020, section 7): scatter and gather take the place of the all-reduce, and a third pass
+    gathers the weights again. Expert weights are reduced over the ranks that hold the same experts. Returns the
+    traffic, and the part of it that nothing can hide: the first gather and the last scatter of a step.
     """
-    link = link_of(group, cluster)
-    share = ACHIEVED[parallelism]
-    if link == "none" or count == 0:
-        return Traffic(parallelism, "none", 0.0, 0.0, share, 0.0)
-    volume = rounds * (group.size - 1) / group.size * payload * count
-    seconds = volume / (link_gb_s(group, cluster) * 1e9 * share) + count * LATENCY_S[link]
-    return Traffic(parallelism, link, volume, count, share, seconds)
+    size = w.dp * w.cp
+    along = path(w, rates, Group(size, w.tp), fabric_peak)
+    held = dense + experts
+    three = w.zero >= 3
+    layers = np.maximum(w.layers / w.pp, 1.0)
+    m = w.microbatches
+    gathers = collective(rates, along, size, 2.0 * held / layers, 1.0, 3 * layers * m)
+    once = collective(rates, along, size, dense, 1.0, np.ones(len(w)))
+    buckets = np.maximum(1.0, np.round(rates.gradient_bytes * dense / BUCKET_BYTES))
+    wide = collective(rates, along, size, rates.gradient_bytes * dense / buckets, 1.0, buckets)
+    group = np.minimum(w.zero_group, size)
+    sharing = path(w, rates, Group(np.where(w.zero >= 1, group, size), w.tp), fabric_peak)
+    back = np.where(w.zero >= 1, 2.0, rates.gradient_bytes)
+    gathered = collective(rates, sharing, np.where(w.zero >= 1, group, size), back * dense / buckets, 1.0, buckets)
+    # Where states are shared by fewer ranks than there are replicas, gradients are still reduced over all of them.
+    whole = (w.zero >= 1) & (group < size)
+    again = collective(rates, along, size, rates.gradient_bytes * dense / buckets, 1.0, buckets)
+    peers = np.maximum(1.0, size / w.ep)
+    spread = path(w, rates, Group(peers, w.tp * w.ep), fabric_peak)
+    expert = collective(rates, spread, peers, rates.gradient_bytes * experts, 1.5, (experts > 0).astype(float))
+    owners = np.where((w.zero >= 1) & ~three & (group > 1), rates.owner_s * group, 0.0)
+    seconds = wide.seconds + gathered.seconds + whole * again.seconds + expert.seconds + owners
+    volume = wide.bytes + gathered.bytes + whole * again.bytes + expert.bytes
+    count = wide.count + gathered.count + whole * again.count + expert.count
+    link = np.maximum(along.link, spread.link * (experts > 0))
+    total = Traffic(
+        np.where(three, gathers.link, link * (count > 0)),
+        np.where(three, gathers.bytes, volume),
+        np.where(three, gathers.count, count),
+        np.where(three, gathers.seconds, seconds),
+        along.peak,
+    )
+    bare = np.where(three, 2 * gathers.seconds / np.maximum(gathers.count, 1.0), once.seconds / buckets + owners)
+    return total, Traffic(total.link, total.bytes * 0, total.count * 0, np.minimum(bare, total.seconds), along.peak)
 
 
-def point_to_point(parallelism: str, group: Group, cluster: Cluster, payload: float, count: float) -> Traffic:
-    """`count` sends of `payload` bytes to the neighbour in the group."""
-    link = link_of(group, cluster)
-    share = ACHIEVED[parallelism]
-    if link == "none" or count == 0:
-        return Traffic(parallelism, "none", 0.0, 0.0, share, 0.0)
-    seconds = payload * count / (link_gb_s(group, cluster) * 1e9 * share) + count * LATENCY_S[link]
-    return Traffic(parallelism, link, payload * count, count, share, seconds)
+def expert(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic:
+    """Each token's copies to its experts and back, forward and backward (Lepikhin et al. 2020): an all-to-all whose
+    share beyond the node goes through one GPU's part of the network."""
+    span = w.ep * np.where(w.ep > 1, w.tp, 1.0)
+    beyond = np.maximum(0.0, 1.0 - w.gpus_per_node / span)
+    from_rank = w.tokens / w.tp * w.topk * w.hidden * w.element * w.imbalance
+    count = np.where((w.experts > 0) & (w.ep > 1), 4 * (1 + 0.5 * w.recompute), 0.0) * layers * w.microbatches
+    share = (w.ep - 1) / w.ep
+    port = w.node_gb_s * 1e9 / w.gpus_per_node
+    inside_s = from_rank * np.maximum(share - beyond, 0.0) / rates.fabric
+    across_s = from_rank * beyond / (port * rates.network_share)
+    hop = np.where(beyond > 0, rates.network_hop_s, rates.fabric_hop_s)
+    seconds = count * (np.maximum(inside_s, across_s) + hop * np.log2(np.maximum(w.ep, 2)))
+    peak = np.where(beyond > 0, port, fabric_peak)
+    link = np.where(count > 0, np.where(beyond > 0, 2.0, 1.0), 0.0)
+    return Traffic(link, from_rank * share * count, count, seconds, peak)

@@ -1,92 +1,166 @@
-"""Work of one transformer layer: matrix shapes, attention, bytes of the memory-bound rest. All of one GPU's share."""
+"""Seconds of the kernels of one layer and of the head, on one GPU. Every argument may be an array over plans."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from engine.profile import Device, Model
+from engine.model.rates import Rates
+from engine.model.work import Column, Work
 
-# A scalar or an array over plans: every function here accepts both.
-Number = Any
-
-BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "tf32": 4, "fp32": 4}
-HBM_SHARE = 0.85
-"""Share of the datasheet's memory bandwidth that streaming kernels reach (STREAM-like measurements)."""
-
-ELEMENTWISE_KERNELS = 10
-"""Memory-bound kernels in one layer's forward pass: two norms, rotary, activation, residuals, casts."""
+LAUNCHES = 14
+"""Kernels in one layer's forward pass besides its products: norms, rotary, activation, residuals, casts, attention."""
+SCORE_BYTES = 11.0
+"""Bytes a score moves each way where the s x s matrix is written out: product, mask, softmax, dropout."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Times:
-    """Seconds of one forward pass: what scales with the clock (matmul, attention) and what does not (elementwise)."""
+    """Seconds of a pass. Products and attention scale with the SM clock, `elementwise_s` does not."""
 
-    matmul_s: Number
-    attention_s: Number
-    elementwise_s: Number
+    matmul_s: Column
+    attention_s: Column
+    elementwise_s: Column
 
     @property
-    def total_s(self) -> Number:
+    def total_s(self) -> Column:
         return self.matmul_s + self.attention_s + self.elementwise_s
 
+    def __add__(self, other: Times) -> Times:
+        return Times(
+            self.matmul_s + other.matmul_s,
+            self.attention_s + other.attention_s,
+            self.elementwise_s + other.elementwise_s,
+        )
 
-def matmul_s(device: Device, precision: str, rows: Number, inner: Number, columns: Number) -> Number:
-    """Seconds of a (rows x inner) by (inner x columns) product: the slower of tensor cores and memory, plus a launch.
+    def times(self, factor: Column | float) -> Times:
+        """This pass `factor` times over."""
+        return Times(self.matmul_s * factor, self.attention_s * factor, self.elementwise_s * factor)
 
-    Rows and the shorter weight side lose a share t/(t + half) each, a smooth stand-in for tile and wave quantisation.
+    def at_clock(self, share: Column) -> Times:
+        """The same pass at a share of the highest clock."""
+        return Times(self.matmul_s / share, self.attention_s / share, self.elementwise_s)
+
+
+def matmul_s(rates: Rates, fp8: Column | float, rows: Column, inner: Column, columns: Column) -> Column:
+    """Seconds of a (rows x inner) by (inner x columns) product: the slower of tensor cores and memory, and a gap.
+
+    The rate falls with the outputs' share of a full wave of tiles and with the inner length: x/(x + half), a smooth
+    stand-in for tile and wave quantisation (NVIDIA, Matrix Multiplication Background, "wave quantization"). In fp8 a
+    tile takes half the time, so the same prologue costs twice the share.
     """
-    curve = device.matmul
-    narrow = np.minimum(inner, columns)
-    share = curve.best * rows / (rows + curve.half_rows) * narrow / (narrow + curve.half_columns)
-    flops_s = 2.0 * rows * inner * columns / (device.peak_flops(precision) * share)
-    moved = BYTES[precision] * (rows * inner + inner * columns) + 2 * rows * columns
-    return np.maximum(flops_s, moved / (device.memory_gb_s * 1e9 * HBM_SHARE)) + device.kernel_s
+    outputs = rows * columns
+    narrow = inner / (1.0 + np.asarray(fp8))
+    share = outputs / (outputs + rates.half_outputs) * narrow / (narrow + rates.half_inner)
+    peak = np.where(fp8, rates.peak_fp8 * rates.best_fp8, rates.peak * rates.best)
+    width = np.where(fp8, 1.0, 2.0)
+    moved = width * (rows * inner + inner * columns) + 2.0 * outputs
+    return np.maximum(2.0 * rows * inner * columns / (peak * share), moved / rates.hbm) + rates.kernel_s
 
 
-def layer_forward(
-    model: Model, device: Device, precision: str, tokens: Number, seq: Number, tp: Number, cp: Number, split_norms: bool
-) -> Times:
-    """One layer, forward, for `tokens` tokens on this GPU (batch x sequence / cp).
+def attention_s(w: Work, rates: Rates) -> tuple[Column, Column]:
+    """Seconds of causal attention, forward and backward, of one layer and microbatch.
 
-    FLOPs as in Narayanan et al., SC'21, eq. 3, with grouped queries, gated MLP and experts; attention causal: half of
-    the square. `split_norms` is sequence parallelism (Korthikanti et al., 2022): norms and residuals split over tp.
+    A fused kernel computes half of the square and 2.5 times that backward (Dao, FlashAttention-2, 2023, section 4.1);
+    where scores are written out, the whole square and its memory traffic (Korthikanti et al. 2022, section 4.1).
     """
-    kv = model.kv_heads * model.head_size
-    h, ffn = model.hidden, model.ffn
-    up = (2 if model.gated_mlp else 1) * ffn
-    routed = tokens * model.topk if model.experts > 1 else tokens
-    matmul = (
-        matmul_s(device, precision, tokens, h, (h + 2 * kv) / tp)
-        + matmul_s(device, precision, tokens, h / tp, h)
-        + matmul_s(device, precision, routed, h, up / tp)
-        + matmul_s(device, precision, routed, ffn / tp, h)
+    square = 4.0 * w.tokens * w.seq * w.attention_width / w.tp
+    if rates.attention:
+        chunk = w.seq / w.cp
+        share = rates.attention * w.head_size / (w.head_size + rates.half_head) * chunk / (chunk + 128.0)
+        forward = 0.5 * square / (rates.peak * share) + rates.kernel_s * w.cp
+        return forward, 2.5 * forward
+    scores = w.tokens * w.seq * w.attention_width / w.head_size / w.tp
+    forward = square / (rates.peak * rates.best) + SCORE_BYTES * scores / rates.hbm
+    return forward, 2.0 * forward
+
+
+def expert_rows(w: Work) -> Column:
+    """Token copies that one GPU's experts compute in a microbatch. Experts are not split over tp once they are spread
+    over GPUs: each tensor rank then routes its own share of the tokens."""
+    spread = np.where(w.ep > 1, w.tp, 1.0)
+    return w.tokens * w.topk * w.imbalance / spread
+
+
+def mlp_s(w: Work, rates: Rates, rows: Column, width: Column, experts: Column) -> tuple[Column, Column]:
+    """Products of an MLP, forward and backward; `rows` token copies over `experts` local experts."""
+    each, up = rows / experts, (w.mlp_matrices - 1) * width
+    forward = matmul_s(rates, w.fp8, each, w.hidden, up) + matmul_s(rates, w.fp8, each, width, w.hidden)
+    backward = (
+        matmul_s(rates, w.fp8, each, up, w.hidden)
+        + matmul_s(rates, w.fp8, w.hidden, each, up)
+        + matmul_s(rates, w.fp8, each, w.hidden, width)
+        + matmul_s(rates, w.fp8, width, each, w.hidden)
     )
-    attention_flops = 2.0 * tokens * seq * h / tp  # 4 t s h for the full square, half of it causal
-    attention_peak = device.peak_flops("bf16" if precision == "fp8" else precision) * device.matmul.attention
-    attention = attention_flops / attention_peak + device.kernel_s
-    # Traffic follows the stored activations (Korthikanti, eq. 1: 10 sbh outside, 24 sbh/tp inside the split part).
-    outside = 10.0 / (tp if split_norms else 1)
-    moved = tokens * h * (outside + 24.0 / tp)
-    launches = ELEMENTWISE_KERNELS * device.kernel_s
-    return Times(matmul, attention, moved / (device.memory_gb_s * 1e9 * HBM_SHARE) + launches)
+    return forward * experts, backward * experts
 
 
-def head_forward(model: Model, device: Device, precision: str, tokens: Number, tp: Number) -> Times:
-    """Logits and loss, forward: one product with the vocabulary and the softmax traffic (12 bytes a logit)."""
-    precision = "bf16" if precision == "fp8" else precision
-    product = matmul_s(device, precision, tokens, model.hidden, model.vocab / tp)
-    moved = 12.0 * tokens * model.vocab / tp
-    return Times(product, 0.0 * product, moved / (device.memory_gb_s * 1e9 * HBM_SHARE))
+def layer(w: Work, rates: Rates) -> tuple[Times, Times]:
+    """Forward and backward of one layer (the mean layer, where some have experts and some not) on one microbatch."""
+    t, h, tp = w.tokens, w.hidden, w.tp
+    qkv, out = (w.attention_width + 2 * w.kv_width) / tp, w.attention_width / tp
+    forward = matmul_s(rates, w.fp8, t, h, qkv) + matmul_s(rates, w.fp8, t, out, h)
+    backward = (
+        matmul_s(rates, w.fp8, t, qkv, h)
+        + matmul_s(rates, w.fp8, h, t, qkv)
+        + matmul_s(rates, w.fp8, t, h, out)
+        + matmul_s(rates, w.fp8, out, t, h)
+    )
+    sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
+    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
+    one = np.ones(len(w))
+    dense_f, dense_b = mlp_s(w, rates, t, wide / tp, one)
+    split = np.where(w.ep > 1, 1.0, tp)
+    local = np.maximum(w.experts / w.ep, 1.0)
+    rows = expert_rows(w)
+    moe_f, moe_b = mlp_s(w, rates, rows, w.ffn / split, local)
+    shared = w.shared_experts > 0
+    shared_f, shared_b = mlp_s(w, rates, t, np.maximum(w.shared_experts, 1.0) * w.ffn / tp, one)
+    router = matmul_s(rates, 0.0, t / np.where(w.split_norms, tp, 1.0), h, np.maximum(w.experts, 1.0))
+    forward = forward + (1 - sparse) * dense_f + sparse * (moe_f + shared * shared_f + router)
+    backward = backward + (1 - sparse) * dense_b + sparse * (moe_b + shared * shared_b + 2 * router)
+
+    # Memory-bound rest, bytes: two norms and two residuals (20 h) outside; rotary, activation inside the split part;
+    # with experts the copies are gathered and scattered (8 h a copy). Backward reads half as much again.
+    copies = rows * sparse
+    active = (1 - sparse) * t * wide / tp + sparse * (rows * w.ffn / split + t * w.shared_experts * w.ffn / tp)
+    outside = 20.0 * t * h / np.where(w.split_norms, tp, 1.0)
+    inside = 4.0 * t * qkv + 2.0 * w.mlp_matrices * active + 16.0 * copies * h
+    moved = rates.elementwise * (outside + inside) * w.element / 2.0
+    # Values that are cast on their way into fp8 products: the inputs of the four, and their gradients.
+    entering = t * (h + out) + (1 - sparse) * t * (h + wide / tp) + sparse * (rows * (h + w.ffn / split))
+    cast = w.fp8 * rates.fp8_cast * entering
+    gaps = LAUNCHES * rates.kernel_s
+    at_f, at_b = attention_s(w, rates)
+    el_f, el_b = (moved + cast) / rates.hbm + gaps, (1.5 * moved + cast) / rates.hbm + 1.5 * gaps
+    # The host must issue every kernel: where kernels are shorter than that, the GPU waits for it.
+    local_kernels = LAUNCHES + 4 + 3 * sparse * (local - 1)
+    return (
+        _not_before(Times(forward, at_f, el_f), rates.launch_s * local_kernels),
+        _not_before(Times(backward, at_b, el_b), rates.launch_s * 2 * local_kernels),
+    )
 
 
-def model_flops_per_token(model: Model, seq: int) -> float:
-    """Forward and backward FLOPs of one token, causal attention counted as half: 6 N_active + 6 L s h."""
-    kv = model.kv_heads * model.head_size
-    active = model.topk if model.experts > 1 else 1
-    matrices = (
-        2 * model.hidden**2 + 2 * model.hidden * kv + model.mlp_matrices * model.hidden * model.ffn * active
-    ) * model.layers + model.embedding_parameters
-    return 6.0 * matrices + 6.0 * model.layers * seq * model.hidden
+def head(w: Work, rates: Rates) -> tuple[Times, Times]:
+    """Logits and loss, forward and backward: 16-bit products with the vocabulary and the loss's traffic."""
+    t, h, v = w.tokens, w.hidden, w.vocab / w.tp
+    forward = matmul_s(rates, 0.0, t, h, v)
+    backward = matmul_s(rates, 0.0, t, v, h) + matmul_s(rates, 0.0, h, t, v)
+    half = 0.5 * rates.logits_bytes * t * v / rates.hbm
+    none = np.zeros(len(w))
+    return Times(forward, none, half), Times(backward, none, half)
+
+
+def model_flops_per_token(w: Work) -> Column:
+    """Forward and backward FLOPs of one token, causal attention counted as half: 6 N_active + 6 L s a."""
+    sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
+    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
+    matrices = 2.0 * w.hidden * (w.attention_width + w.kv_width) + w.mlp_matrices * w.hidden * wide
+    matrices = matrices + sparse * w.hidden * w.experts
+    return 6.0 * (w.layers * matrices + w.vocab * w.hidden) + 6.0 * w.layers * w.seq * w.attention_width
+
+
+def _not_before(times: Times, host_s: Column) -> Times:
+    wait = np.maximum(0.0, host_s - times.total_s)
+    return Times(times.matmul_s, times.attention_s, times.elementwise_s + wait)

@@ -2,14 +2,16 @@
 
 from engine.profile.cluster import Cluster, Inlet, Network, Node, Price, Ssh, SshAddress, parse_address
 from engine.profile.document import ProfileError
-from engine.profile.hardware import Cooling, Device, NodeType
+from engine.profile.hardware import Cooling, Curve, Device, NodeType
 from engine.profile.model import Model
 from engine.profile.plan import Optimizations, Parallelism, Plan
 from engine.profile.policy import Policy
+from engine.profile.stack import Stack
 
 __all__ = [
     "Cluster",
     "Cooling",
+    "Curve",
     "Device",
     "Inlet",
     "Model",
@@ -24,5 +26,6 @@ __all__ = [
     "ProfileError",
     "Ssh",
     "SshAddress",
+    "Stack",
     "parse_address",
 ]

@@ -15,6 +15,7 @@ from engine.profile.hardware import Device, NodeType
 from engine.profile.model import Model
 from engine.profile.plan import Plan
 from engine.profile.policy import Policy
+from engine.profile.stack import Stack
 
 ROOT = Path(__file__).resolve().parent.parent.parent / "profiles"
 FOLDERS = {
@@ -24,6 +25,7 @@ FOLDERS = {
     "cluster": "clusters",
     "plan": "plans",
     "policy": "policies",
+    "stack": "stacks",
 }
 
 T = TypeVar("T")
@@ -86,7 +88,7 @@ def node_type(name: str, beside: Path | None = None) -> NodeType:
 def model(name: str) -> Model:
     """A transformer by name or path."""
     found = _get("model", name, Model)
-    if found.hidden % found.heads or found.heads % found.kv_heads:
+    if (found.head_dim is None and found.hidden % found.heads) or found.heads % found.kv_heads:
         raise ProfileError(
             f"{find('model', name)}: heads {found.heads} must divide hidden {found.hidden}, "
             f"and kv_heads {found.kv_heads} must divide heads."
@@ -97,6 +99,21 @@ def model(name: str) -> Model:
 def plan(name: str) -> Plan:
     """A parallelism plan by name or path."""
     return _get("plan", name, Plan)
+
+
+def stack(name: str) -> Stack:
+    """A software stack by name or path."""
+    return _get("stack", name, Stack)
+
+
+def stack_of(framework: str | None, year: int | None = None) -> Stack:
+    """The stack of a framework as runs name it: the first whose words occur in it and whose years fit; else pytorch."""
+    text, when = (framework or "").lower(), year or 2100
+    for name in names("stack"):
+        found = stack(name)
+        if found.years[0] <= when <= found.years[1] and any(word in text for word in found.frameworks):
+            return found
+    return stack("pytorch")
 
 
 def thermal_policy(name: str) -> Policy:

@@ -15,17 +15,33 @@ Count = Annotated[int, Meta(ge=1)]
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 
 
-class MatmulCurve(Record, frozen=True):
-    """Share of the peak that a matrix product reaches, and what shrinks it when the product is small.
+class Curve(Record, frozen=True):
+    """What kernels and collectives reach of the datasheet: fitted once per device on published runs (`calibrate`).
 
-    `best` at unbounded sizes; `half_rows`, `half_columns` the sizes at which a factor t/(t + half) is one half;
-    `attention` the share that a fused attention kernel reaches.
+    `best`, `best_fp8` share of the peak of an unbounded product at the highest clock; `half_outputs` output elements
+    and `half_inner` inner length at which x/(x + half) is one half (waves that do not fill, prologues); `flash1` to
+    `flash3` shares of the peak that generations of fused attention reach, `half_head` the head size that halves them;
+    `hbm_share`, `fabric_share`, `network_share` reached bandwidth; `*_hop_s` seconds a step of a ring; `kernel_s` gap
+    and tail of a kernel; `beside` the share of a collective's time by which it slows kernels that run beside it;
+    `straggler` relative loss each time the number of nodes doubles.
     """
 
     best: Fraction
-    attention: Fraction
-    half_rows: NonNegative
-    half_columns: NonNegative
+    best_fp8: Fraction
+    half_outputs: NonNegative
+    half_inner: NonNegative
+    flash1: Fraction
+    flash2: Fraction
+    flash3: Fraction
+    half_head: NonNegative
+    hbm_share: Fraction
+    fabric_share: Fraction
+    network_share: Fraction
+    fabric_hop_s: NonNegative
+    network_hop_s: NonNegative
+    kernel_s: NonNegative
+    beside: NonNegative
+    straggler: NonNegative
 
 
 class PowerCurve(Record, frozen=True):
@@ -106,8 +122,7 @@ class Device(Record, frozen=True):
     memory_gib: Positive
     memory_gb_s: Positive
     peak_tflops: dict[Precision, Positive]
-    matmul: MatmulCurve
-    kernel_s: NonNegative
+    curve: Curve
     power_limit_w: Limits
     power: PowerCurve
     clock: Clock

@@ -7,11 +7,16 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from engine.profile.document import Record
-from engine.profile.hardware import Count, Precision
+from engine.profile.hardware import Count, Positive, Precision
 
 
 class Parallelism(Record, frozen=True):
-    """Group sizes. `data` may be left out: what the cluster leaves over. `zero` as in the ZeRO paper (3 = FSDP)."""
+    """Group sizes. `data` may be left out: what the cluster leaves over. `zero` as in the ZeRO paper (3 = FSDP).
+
+    `zero_group` ranks that share one copy of the states (all of them when left out); `stages` the layers of each
+    pipeline stage: `even`, `ends` (embedding and head count as a layer each) or a list; `zero_bubble` the ZB-H1
+    schedule.
+    """
 
     tensor: Count = 1
     pipeline: Count = 1
@@ -21,14 +26,24 @@ class Parallelism(Record, frozen=True):
     interleave: Count = 1
     sequence_parallel: bool = True
     zero: Annotated[int, Meta(ge=0, le=3)] = 1
+    zero_group: Count | None = None
+    stages: Literal["even", "ends"] | tuple[int, ...] = "even"
+    zero_bubble: bool = False
 
 
 class Optimizations(Record, frozen=True):
-    """`activation`: stash everything, recompute everything, or recompute the attention core only (selective)."""
+    """`activation`: stash everything, recompute everything, every other layer (alternate), or the attention core only
+    (selective). `async_tensor` cuts products up to hide tensor traffic; `expert_imbalance` the fullest expert rank's
+    tokens over the mean; `optimizer_bytes` of state a weight; `power_limit_w` and `sm_clock_mhz` limits in force."""
 
-    activation: Literal["stash", "selective", "recompute"] = "stash"
+    activation: Literal["stash", "selective", "alternate", "recompute"] = "stash"
     overlap: bool = True
     microbatch: Count = 1
+    async_tensor: bool = False
+    expert_imbalance: Annotated[float, Meta(ge=1)] = 1.0
+    optimizer_bytes: Annotated[float, Meta(ge=0, le=16)] = 12.0
+    power_limit_w: Positive | None = None
+    sm_clock_mhz: Positive | None = None
 
 
 class Preference(Record, frozen=True):
@@ -46,6 +61,7 @@ class Plan(Record, frozen=True):
     optimizations: Optimizations = Optimizations()
     hardware: Preference = Preference()
     precision: Precision = "bf16"
+    stack: str = "megatron-core"
     global_batch: Count = 128
     sequence: Count | None = None
 

@@ -1,0 +1,183 @@
+"""One iteration of every plan in the columns, itemised. The one place where kernels, traffic and pipeline meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.model import communication, gemm, pipeline, power
+from engine.model.communication import Traffic
+from engine.model.gemm import Times
+from engine.model.rates import Rates
+from engine.model.work import Column, Work
+from engine.profile import Device
+
+PARALLELISMS = ("tensor", "pipeline", "data", "context", "expert")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Seconds on the critical path of one iteration: of the slowest stage, which sets the pace. The six `*_s` up to
+    `exposed_comm_s` and `host_s` add up to `iteration_s`."""
+
+    compute_s: Column
+    attention_s: Column
+    elementwise_s: Column
+    optimizer_s: Column
+    bubble_s: Column
+    exposed_comm_s: Column
+    host_s: Column
+    traffic: dict[str, Traffic]
+    microbatch_clocked_s: Column
+    microbatch_fixed_s: Column
+    fill: Column
+    once_s: Column
+    clock_mhz: Column
+    repeated_flops: Column
+
+    @property
+    def iteration_s(self) -> Column:
+        return (
+            self.compute_s
+            + self.attention_s
+            + self.elementwise_s
+            + self.optimizer_s
+            + self.bubble_s
+            + self.exposed_comm_s
+            + self.host_s
+        )
+
+    def activity(self, waiting: bool = True) -> Column:
+        """Mean activity: each phase's share of the time times its activity; without waits, what the limiter sees."""
+        a = power.ACTIVITY
+        wait = self.bubble_s + self.host_s if waiting else 0.0
+        talk = self.exposed_comm_s if waiting else 0.0
+        memory = self.elementwise_s + self.optimizer_s
+        total = self.compute_s + self.attention_s + memory + talk + wait
+        busy = self.compute_s * a["matmul"] + self.attention_s * a["attention"] + memory * a["memory"]
+        return (busy + talk * a["communication"] + wait * a["wait"]) / total
+
+
+def iteration(w: Work, device: Device, rates: Rates) -> Iteration:
+    """Time one iteration with the clock that the power limit allows: power limits clock, clock sets time, time sets
+    activity; two rounds settle it to well under a percent."""
+    clock = w.clock_limit_mhz
+    found = _at_clock(w, device, rates, clock)
+    for _ in range(2):
+        allowed = power.clock_under_limit(device, found.activity(waiting=False), w.power_limit_w, 60.0)
+        lower = np.minimum(allowed, w.clock_limit_mhz)
+        if np.array_equal(lower, clock):
+            break
+        clock = lower
+        found = _at_clock(w, device, rates, clock)
+    return found
+
+
+def parameters(w: Work) -> tuple[Column, Column]:
+    """Weights on one GPU of the fullest stage: all but experts, and experts. Embedding tables count once a stage that
+    holds one."""
+    h = w.hidden
+    sparse = np.where(w.experts > 0, w.layers - w.dense_layers, 0.0) / w.layers
+    attention = 2.0 * h * (w.attention_width + w.kv_width)
+    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
+    dense_mlp = w.mlp_matrices * h * wide
+    shared = w.mlp_matrices * h * w.shared_experts * w.ffn + h * w.experts
+    layers = np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0.0))
+    tables = np.where(w.pp > 1, 1.0, w.tables)
+    each = attention + 2 * h + (1 - sparse) * dense_mlp + sparse * shared
+    dense = (layers * each + tables * w.vocab * h) / w.tp
+    split = np.where(w.ep > 1, w.ep, w.tp)
+    experts = layers * sparse * w.mlp_matrices * h * w.ffn * w.experts / split
+    return dense, experts
+
+
+def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration:
+    share = clock / device.clock.max
+    forward, backward = gemm.layer(w, rates)
+    head_f, head_b = gemm.head(w, rates)
+    once_more = w.recompute
+    attention_again = Times(0 * once_more, forward.attention_s * w.recompute_attention, 0 * once_more)
+    layer = forward.times(1 + once_more) + backward + attention_again
+    head = head_f + head_b
+    layer, head = layer.at_clock(share), head.at_clock(share)
+    m = w.microbatches
+
+    # Traffic of one layer and microbatch, then what of it is seen. A collective takes SMs and memory bandwidth from
+    # what runs beside it: `beside` of the hidden time comes back as slower kernels.
+    fabric = device.fabric.gb_s * 1e9
+    one = np.ones(len(w))
+    tp, cp = communication.tensor(w, rates, fabric, one), communication.context(w, rates, fabric, one)
+    ep = communication.expert(w, rates, fabric, 1.0 - w.dense_layers / w.layers)
+    per = 1.0 / m
+    overlap = w.overlap
+    hideable = rates.tensor_hidden + (1.0 - rates.tensor_hidden) * 0.5 * w.tp_async
+    tp_hidden = overlap * hideable * np.minimum(tp.seconds * per, layer.matmul_s)
+    cp_hidden = overlap * np.minimum(cp.seconds * per, layer.attention_s)
+    seen = (
+        tp.seconds * per - (1 - rates.beside) * tp_hidden + cp.seconds * per - (1 - rates.beside) * cp_hidden
+    ) + ep.seconds * per
+    each_layer = layer.total_s + seen
+
+    # Stages: the first holds the embedding, the last the head; the slowest sets the pace.
+    single = w.pp <= 1
+    ends = w.last_layers * each_layer + head.total_s
+    middle = np.where(single, 0.0, np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0)) * each_layer)
+    at_end = ends >= middle
+    slow_layers = np.where(at_end, w.last_layers, np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0)))
+    slow = layer.times(slow_layers) + head.times(at_end.astype(float))
+    slow_seen = slow_layers * seen
+
+    pp = communication.pipeline(w, rates, fabric)
+    pp_each = pp.seconds * per * (1 - overlap * rates.pipeline_hidden)
+    microbatch = slow.total_s + slow_seen + pp_each
+    passage = w.layers * each_layer + head.total_s + w.pp * pp_each * ~single
+    bubble = pipeline.bubble_s(np.maximum(passage, microbatch), microbatch, w.vpp)
+    bubble = np.where(single, 0.0, bubble)
+    weight_share = np.clip(0.5 * backward.matmul_s / (forward.total_s + backward.total_s), 0, 1)
+    bubble = np.where(w.zero_bubble > 0, pipeline.zero_bubble_s(bubble, weight_share), bubble)
+
+    dense, experts = parameters(w)
+    dp, bare = communication.data(w, rates, fabric, dense, experts)
+    backward_s = slow_layers * (backward.at_clock(share).total_s + once_more * forward.at_clock(share).total_s)
+    three = w.zero >= 3
+    room = np.where(three, m * slow.total_s, backward_s + np.where(w.zero >= 1, 0.5, 0.0) * backward_s)
+    hidden = overlap * rates.data_hidden * np.minimum(np.maximum(dp.seconds - bare.seconds, 0.0), room)
+    dp_seen = dp.seconds - (1 - rates.beside) * hidden
+
+    exposed = m * (slow_seen + pp_each) + dp_seen
+    shard = np.where(w.zero >= 1, np.minimum(w.zero_group, w.dp * w.cp), 1.0)
+    owned = dense / shard + experts / np.where(w.zero >= 1, np.maximum(1.0, shard / w.ep), 1.0)
+    optimizer = owned * rates.optimizer_bytes * np.maximum(w.state_bytes, 4.0) / 12.0 / rates.hbm
+    optimizer = np.where(rates.offload_s > 0, owned * rates.offload_s, optimizer)
+    busy = m * slow.total_s
+    lost = rates.straggler * np.log2(np.maximum(w.nodes, 1.0)) * (busy + exposed + bubble)
+    again = w.recompute * 2.0 * w.tokens_per_iteration
+    return Iteration(
+        compute_s=m * slow.matmul_s,
+        attention_s=m * slow.attention_s,
+        elementwise_s=m * slow.elementwise_s,
+        optimizer_s=optimizer,
+        bubble_s=bubble,
+        exposed_comm_s=exposed + lost,
+        host_s=np.full(len(w), rates.host_s),
+        traffic={
+            "tensor": _scaled(tp, slow_layers),
+            "pipeline": pp,
+            "data": dp,
+            "context": _scaled(cp, slow_layers),
+            "expert": _scaled(ep, slow_layers),
+        },
+        microbatch_clocked_s=slow.matmul_s + slow.attention_s,
+        microbatch_fixed_s=slow.elementwise_s + slow_seen + pp_each,
+        fill=bubble / microbatch,
+        once_s=optimizer + dp_seen + lost + rates.host_s,
+        clock_mhz=np.broadcast_to(clock, (len(w),)),
+        repeated_flops=again,
+    )
+
+
+def _scaled(traffic: Traffic, layers: Column) -> Traffic:
+    return Traffic(
+        traffic.link, traffic.bytes * layers, traffic.count * layers, traffic.seconds * layers, traffic.peak
+    )

@@ -1,0 +1,179 @@
+"""A measured run as what `predict` takes. What a source leaves out is filled in, and every such assumption is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.profile import Cluster, Inlet, Model, Network, Node, Optimizations, Parallelism, Plan, Price, Ssh, Stack
+from engine.profile import catalog
+from engine.profile.document import ProfileError
+from engine.profile.run import Run
+
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, ready to predict. `assumed` are sentences."""
+
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    stack: Stack
+    assumed: tuple[str, ...]
+
+
+def case_of(run: Run) -> Case:
+    """The model, plan, cluster and stack of a run. ProfileError with a sentence when it names what nobody knows."""
+    assumed: list[str] = []
+    stack = stack_of(run)
+    model = _model(run)
+    p = run.parallel
+    replica = p.tp * p.pp * p.cp
+    if p.dp is None and run.gpus % replica:
+        raise ProfileError(f"tp {p.tp} x cp {p.cp} x pp {p.pp} = {replica} does not divide its {run.gpus} GPUs.")
+    dp = p.dp or run.gpus // replica
+    micro = run.batch.micro or 1
+    if run.batch.micro is None:
+        assumed.append("microbatch 1")
+    whole = run.batch.whole or dp * micro * (8 if p.pp > 1 else 1)
+    if run.batch.whole is None:
+        assumed.append(f"global batch {whole}")
+    words = run.words
+    plan = Plan(
+        name=run.id,
+        parallelism=Parallelism(
+            tensor=p.tp,
+            pipeline=p.pp,
+            data=dp,
+            context=p.cp,
+            expert=p.ep,
+            interleave=_interleave(run, assumed),
+            sequence_parallel=p.tp > 1 if p.sequence_parallel is None else p.sequence_parallel,
+            zero=stack.zero if p.zero is None else p.zero,
+            zero_group=run.zero_group,
+            stages=_stages(run),
+        ),
+        optimizations=Optimizations(
+            activation=_activation(run, stack),
+            overlap=True,
+            microbatch=micro,
+            async_tensor="async tp" in words,
+            optimizer_bytes=_optimizer_bytes(run),
+            power_limit_w=run.power_limit_w,
+            sm_clock_mhz=run.sm_clock_mhz,
+        ),
+        precision=_precision(run),
+        stack=stack.name,
+        global_batch=whole,
+    )
+    return Case(model, plan, _cluster(run, assumed), stack, tuple(assumed))
+
+
+def stack_of(run: Run) -> Stack:
+    """The stack a run names, else that of its framework and year; torchtitan's modes stand in its notes."""
+    if run.stack:
+        return catalog.stack(run.stack)
+    name = (run.framework or "").lower()
+    if "torchtitan" in name:
+        if "rowwise" in run.words:
+            return catalog.stack("torchtitan-rowwise")
+        return catalog.stack("torchtitan" if "eager" in run.words else "torchtitan-compile")
+    if "offload" in name:
+        return catalog.stack("deepspeed-offload")
+    return catalog.stack_of(run.framework, run.year)
+
+
+def _model(run: Run) -> Model:
+    m = run.model
+    return Model(
+        name=m.name,
+        layers=m.layers,
+        hidden=m.hidden,
+        heads=m.heads,
+        kv_heads=m.kv_heads or m.heads,
+        ffn=m.ffn or 4 * m.hidden,
+        gated_mlp=m.gated_mlp,
+        vocab=m.vocab,
+        tied_embeddings=m.tied_embeddings,
+        seq=m.seq,
+        experts=m.experts,
+        topk=m.topk,
+        shared_experts=m.shared_experts,
+        dense_layers=m.dense_layers,
+        head_dim=m.head_dim,
+    )
+
+
+def _precision(run: Run) -> str:
+    known = ("bf16", "fp16", "fp8", "tf32", "fp32")
+    if run.precision not in known:
+        raise ProfileError(f"precision '{run.precision}' is not one of {', '.join(known)}.")
+    return run.precision
+
+
+def _interleave(run: Run, assumed: list[str]) -> int:
+    p = run.parallel
+    if p.vpp is not None or p.pp == 1:
+        return p.vpp or 1
+    layers = run.model.layers
+    chunks = [v for v in range(1, 7) if layers % (p.pp * v) == 0 or (layers + 2) % (p.pp * v) == 0]
+    best = max(chunks, default=1)
+    assumed.append(f"{best} chunks a stage")
+    return best
+
+
+def _stages(run: Run) -> str | tuple[int, ...]:
+    p, layers = run.parallel, run.model.layers
+    if layers % (p.pp * (p.vpp or 1)) == 0:
+        return "even"
+    return "ends"
+
+
+def _activation(run: Run, stack: Stack) -> str:
+    text = (run.recompute or "none").lower()
+    if text == "none" or text.startswith("no"):
+        return "stash"
+    if text.startswith("full"):
+        return "recompute"
+    if text.startswith("selective"):
+        return "alternate" if stack.selective == "alternate" else "selective"
+    return "selective" if "attention" in text or "core" in text else "recompute"
+
+
+def _optimizer_bytes(run: Run) -> float:
+    if run.optimizer_bytes is not None:
+        return run.optimizer_bytes
+    if "offload" in (run.framework or "").lower():
+        return 0.0
+    return 4.0 if "pure" in run.words else 12.0
+
+
+def _cluster(run: Run, assumed: list[str]) -> Cluster:
+    device = catalog.device(run.hardware)
+    base = next(
+        (catalog.node_type(n) for n in catalog.names("node type") if catalog.node_type(n).device == device.name), None
+    )
+    if base is None:
+        raise ProfileError(f"no node type holds a {device.name}.")
+    per_node = min(run.gpus_per_node, run.gpus)
+    kind = msgspec.structs.replace(base, gpus=per_node, numa=(tuple(range(per_node)),))
+    gbps = run.node_gbps
+    if gbps is None:
+        gbps = base.nic.gb_s * 8
+        if run.gpus > per_node:
+            assumed.append(f"{gbps:.0f} Gbit/s a node")
+    count = -(-run.gpus // per_node)
+    nodes = tuple(Node(name=f"n{i}", type=kind.name) for i in range(count))
+    return Cluster(
+        name=run.id,
+        nodes=nodes,
+        types={kind.name: kind},
+        devices={device.name: device},
+        ssh=Ssh(),
+        poll_interval_s=1.0,
+        network=Network(gbps_per_node=gbps),
+        inlet=Inlet(),
+        price=Price(),
+    )
