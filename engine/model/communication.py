@@ -162,18 +162,24 @@ def data(w: Work, rates: Rates, fabric_peak: float, dense: Column, experts: Colu
 
 
 def expert(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic:
-    """Each token's copies to its experts and back, forward and backward (Lepikhin et al. 2020): an all-to-all whose
-    share beyond the node goes through one GPU's part of the network."""
-    span = w.ep * np.where(w.ep > 1, w.tp, 1.0)
-    beyond = np.maximum(0.0, 1.0 - w.gpus_per_node / span)
-    from_rank = w.tokens / w.tp * w.topk * w.hidden * w.element * w.imbalance
+    """Each token's copies to its experts and back, forward and backward (Lepikhin et al. 2020): an all-to-all.
+
+    A token crosses to a node once, however many of its experts stand there, and is copied on inside (DeepSeek-V3,
+    section 3.2.2): of N nodes, k even draws meet N (1 - (1 - 1/N)^k). What crosses goes through one GPU's part of the
+    network, while the rest uses the fabric.
+    """
+    nodes = np.maximum(1.0, w.ep * np.where(w.ep > 1, w.tp, 1.0) / w.gpus_per_node)
+    token = w.tokens / w.tp * w.hidden * w.element * w.imbalance
+    met = nodes * (1.0 - (1.0 - 1.0 / nodes) ** w.topk)
+    across = token * met * (nodes - 1) / nodes
+    inside = token * w.topk * (w.ep - 1) / w.ep
     count = np.where((w.experts > 0) & (w.ep > 1), 4 * (1 + 0.5 * w.recompute), 0.0) * layers * w.microbatches
-    share = (w.ep - 1) / w.ep
     port = w.node_gb_s * 1e9 / w.gpus_per_node
-    inside_s = from_rank * np.maximum(share - beyond, 0.0) / rates.fabric
-    across_s = from_rank * beyond / (port * rates.network_share)
-    hop = np.where(beyond > 0, rates.network_hop_s, rates.fabric_hop_s)
+    beyond = nodes > 1
+    across_s = across / (port * rates.network_share * rates.scatter_share)
+    inside_s = inside / (rates.fabric * rates.scatter_share)
+    hop = np.where(beyond, rates.network_hop_s, rates.fabric_hop_s)
     seconds = count * (np.maximum(inside_s, across_s) + hop * np.log2(np.maximum(w.ep, 2)))
-    peak = np.where(beyond > 0, port, fabric_peak)
-    link = np.where(count > 0, np.where(beyond > 0, 2.0, 1.0), 0.0)
-    return Traffic(link, from_rank * share * count, count, seconds, peak)
+    peak = np.where(beyond, port, fabric_peak)
+    link = np.where(count > 0, np.where(beyond, 2.0, 1.0), 0.0)
+    return Traffic(link, np.where(beyond, across, inside) * count, count, seconds, peak)

@@ -11,6 +11,10 @@ from engine.model.work import Column, Work
 
 LAUNCHES = 14
 """Kernels in one layer's forward pass besides its products: norms, rotary, activation, residuals, casts, attention."""
+ROUTING = 60
+"""Kernels that route one layer's tokens: top-k, histograms, sorts, permutations, dispatch."""
+PER_EXPERT = 8
+"""Kernels of one local expert's forward pass; casts to fp8 double them."""
 SCORE_BYTES = 11.0
 """Bytes a score moves each way where the s x s matrix is written out: product, mask, softmax, dropout."""
 
@@ -69,7 +73,8 @@ def attention_s(w: Work, rates: Rates) -> tuple[Column, Column]:
     if rates.attention:
         chunk = w.seq / w.cp
         share = rates.attention * w.head_size / (w.head_size + rates.half_head) * chunk / (chunk + 128.0)
-        forward = 0.5 * square / (rates.peak * share) + rates.kernel_s * w.cp
+        fullest = 1.0 if rates.context_balanced else 2.0 - 1.0 / w.cp
+        forward = 0.5 * square * fullest / (rates.peak * share) + rates.kernel_s * w.cp
         return forward, 2.5 * forward
     scores = w.tokens * w.seq * w.attention_width / w.head_size / w.tp
     forward = square / (rates.peak * rates.best) + SCORE_BYTES * scores / rates.hbm
@@ -115,6 +120,7 @@ def layer(w: Work, rates: Rates) -> tuple[Times, Times]:
     local = np.maximum(w.experts / w.ep, 1.0)
     rows = expert_rows(w)
     moe_f, moe_b = mlp_s(w, rates, rows, w.ffn / split, local)
+    moe_f, moe_b = moe_f / rates.grouped, moe_b / rates.grouped
     shared = w.shared_experts > 0
     shared_f, shared_b = mlp_s(w, rates, t, np.maximum(w.shared_experts, 1.0) * w.ffn / tp, one)
     router = matmul_s(rates, 0.0, t / np.where(w.split_norms, tp, 1.0), h, np.maximum(w.experts, 1.0))
@@ -134,11 +140,12 @@ def layer(w: Work, rates: Rates) -> tuple[Times, Times]:
     gaps = LAUNCHES * rates.kernel_s
     at_f, at_b = attention_s(w, rates)
     el_f, el_b = (moved + cast) / rates.hbm + gaps, (1.5 * moved + cast) / rates.hbm + 1.5 * gaps
-    # The host must issue every kernel: where kernels are shorter than that, the GPU waits for it.
-    local_kernels = LAUNCHES + 4 + 3 * sparse * (local - 1)
+    # The host must issue every kernel: where kernels are shorter than that, the GPU waits for it. Routing makes the
+    # host wait in turn: it learns the experts' token counts first and issues their kernels while the GPU stands.
+    routed = sparse * (ROUTING + PER_EXPERT * (1 + w.fp8) * local)
     return (
-        _not_before(Times(forward, at_f, el_f), rates.launch_s * local_kernels),
-        _not_before(Times(backward, at_b, el_b), rates.launch_s * 2 * local_kernels),
+        _not_before(Times(forward, at_f, el_f), rates.launch_s * (LAUNCHES + 4), rates.launch_s * routed),
+        _not_before(Times(backward, at_b, el_b), 2 * rates.launch_s * (LAUNCHES + 4), rates.launch_s * routed),
     )
 
 
@@ -161,6 +168,6 @@ def model_flops_per_token(w: Work) -> Column:
     return 6.0 * (w.layers * matrices + w.vocab * w.hidden) + 6.0 * w.layers * w.seq * w.attention_width
 
 
-def _not_before(times: Times, host_s: Column) -> Times:
-    wait = np.maximum(0.0, host_s - times.total_s)
+def _not_before(times: Times, host_s: Column | float, stall_s: Column) -> Times:
+    wait = np.maximum(0.0, host_s - times.total_s) + stall_s
     return Times(times.matmul_s, times.attention_s, times.elementwise_s + wait)

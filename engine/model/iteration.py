@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.model import communication, gemm, pipeline, power
+from engine.model import communication, gemm, memory, pipeline, power
 from engine.model.communication import Traffic
 from engine.model.gemm import Times
 from engine.model.rates import Rates
@@ -74,24 +74,6 @@ def iteration(w: Work, device: Device, rates: Rates) -> Iteration:
     return found
 
 
-def parameters(w: Work) -> tuple[Column, Column]:
-    """Weights on one GPU of the fullest stage: all but experts, and experts. Embedding tables count once a stage that
-    holds one."""
-    h = w.hidden
-    sparse = np.where(w.experts > 0, w.layers - w.dense_layers, 0.0) / w.layers
-    attention = 2.0 * h * (w.attention_width + w.kv_width)
-    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
-    dense_mlp = w.mlp_matrices * h * wide
-    shared = w.mlp_matrices * h * w.shared_experts * w.ffn + h * w.experts
-    layers = np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0.0))
-    tables = np.where(w.pp > 1, 1.0, w.tables)
-    each = attention + 2 * h + (1 - sparse) * dense_mlp + sparse * shared
-    dense = (layers * each + tables * w.vocab * h) / w.tp
-    split = np.where(w.ep > 1, w.ep, w.tp)
-    experts = layers * sparse * w.mlp_matrices * h * w.ffn * w.experts / split
-    return dense, experts
-
-
 def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration:
     share = clock / device.clock.max
     forward, backward = gemm.layer(w, rates)
@@ -116,7 +98,10 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
     cp_hidden = overlap * np.minimum(cp.seconds * per, layer.attention_s)
     seen = (
         tp.seconds * per - (1 - rates.beside) * tp_hidden + cp.seconds * per - (1 - rates.beside) * cp_hidden
-    ) + ep.seconds * per
+    )
+    # Experts' traffic hides behind another microbatch's layers where the pipeline interleaves them.
+    ep_hidden = overlap * rates.expert_hidden * (w.vpp > 1) * np.minimum(ep.seconds * per, layer.total_s)
+    seen = seen + ep.seconds * per - (1 - rates.beside) * ep_hidden
     each_layer = layer.total_s + seen
 
     # Stages: the first holds the embedding, the last the head; the slowest sets the pace.
@@ -137,7 +122,8 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
     weight_share = np.clip(0.5 * backward.matmul_s / (forward.total_s + backward.total_s), 0, 1)
     bubble = np.where(w.zero_bubble > 0, pipeline.zero_bubble_s(bubble, weight_share), bubble)
 
-    dense, experts = parameters(w)
+    fullest = np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0.0))
+    dense, experts = memory.parameters(w, fullest, np.where(w.pp > 1, 1.0, w.tables))
     dp, bare = communication.data(w, rates, fabric, dense, experts)
     backward_s = slow_layers * (backward.at_clock(share).total_s + once_more * forward.at_clock(share).total_s)
     three = w.zero >= 3

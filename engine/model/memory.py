@@ -1,31 +1,34 @@
-"""Memory of the fullest GPU, GiB, itemised. Activations after Korthikanti et al. 2022; states after ZeRO (2020)."""
+"""Memory of the fullest GPU, itemised. Activations after Korthikanti et al. 2022; states after ZeRO (2020). Arrays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from engine.profile import Model, Plan
+import numpy as np
+
+from engine.model.rates import Rates
+from engine.model.work import Column, Work
 
 GIB = float(1 << 30)
-FRAGMENTATION = 0.05
+FRAGMENTATION = 0.03
 """Share of the allocated bytes that the caching allocator holds without use."""
-CONTEXT_GIB = 2.0
-"""CUDA context, NCCL buffers and workspaces."""
+WORKSPACE_GIB = 1.0
+"""Kernels' workspaces and the communication library's buffers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Memory:
-    """GiB on one GPU."""
+    """GiB on one GPU of the fullest stage; a column each, or a number each for one plan."""
 
-    weights_gib: float
-    gradients_gib: float
-    optimizer_gib: float
-    activations_gib: float
-    logits_gib: float
-    reserve_gib: float
+    weights_gib: Column
+    gradients_gib: Column
+    optimizer_gib: Column
+    activations_gib: Column
+    logits_gib: Column
+    reserve_gib: Column
 
     @property
-    def total_gib(self) -> float:
+    def total_gib(self) -> Column:
         return (
             self.weights_gib
             + self.gradients_gib
@@ -35,55 +38,77 @@ class Memory:
             + self.reserve_gib
         )
 
-
-def stage_parameters(model: Model, plan: Plan) -> float:
-    """Weights on one GPU of the fullest stage: its layers over tp (experts over ep too) and one embedding table."""
-    p = plan.parallelism
-    layers = -(-model.layers // p.pipeline)
-    experts = model.mlp_matrices * model.hidden * model.ffn * model.experts if model.experts > 1 else 0
-    dense = model.layer_parameters - experts
-    tables = 1 if p.pipeline > 1 or model.tied_embeddings else 2
-    return (layers * (dense + experts / p.expert) + tables * model.embedding_parameters) / p.tensor
+    def row(self, index: int) -> Memory:
+        """One plan's memory, as plain numbers."""
+        return Memory(**{f.name: float(getattr(self, f.name)[index]) for f in fields(self)})
 
 
-def layer_activation_bytes(model: Model, plan: Plan, tokens: float, seq: float) -> float:
-    """Bytes kept for the backward pass of one layer and microbatch.
+def parameters(w: Work, layers: Column, tables: Column) -> tuple[Column, Column]:
+    """Weights on one GPU: all but experts, and experts. `tables` embedding tables stand on it."""
+    h = w.hidden
+    sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
+    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
+    shared = w.mlp_matrices * h * w.shared_experts * w.ffn + h * w.experts
+    attention = 2.0 * h * (w.attention_width + w.kv_width)
+    each = attention + 2 * h + (1 - sparse) * w.mlp_matrices * h * wide + sparse * shared
+    dense = (layers * each + tables * w.vocab * h) / w.tp
+    split = np.where(w.ep > 1, w.ep, w.tp)
+    return dense, layers * sparse * w.mlp_matrices * h * w.ffn * w.experts / split
 
-    Korthikanti et al., eq. 2 and 4: 10 sbh outside and 24 sbh/t inside the split part, the inside scaled to grouped
-    queries and gated MLP; a fused attention keeps no s x s scores. Full recompute keeps the layer's input alone.
+
+def layer_stash_bytes(w: Work, rates: Rates) -> Column:
+    """Bytes that one layer keeps of one microbatch for its backward pass.
+
+    Korthikanti et al. 2022, equations 1 to 4, by tensor: two norms' inputs and outputs (8 h) outside the split part;
+    queries, keys, values, attention's output and the MLP's inputs and products inside it. A fused attention keeps no
+    scores; where they are written out they cost 5 bytes each, unless the core is recomputed.
     """
-    p, h = plan.parallelism, model.hidden
-    split = p.tensor if p.sequence_parallel else 1
-    if plan.optimizations.activation == "recompute":
-        return 2.0 * tokens * h / split
-    kv = model.kv_heads * model.head_size
-    experts = model.topk if model.experts > 1 else 1
-    attention = 2.0 * (2 * h + 2 * kv) / h
-    mlp = 2.0 * (3 if model.gated_mlp else 2) * model.ffn / h * experts
-    return tokens * h * (10.0 / split + (attention + mlp) / p.tensor)
+    split = np.where(w.split_norms, w.tp, 1.0)
+    sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
+    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
+    copies = np.where(w.experts > 0, w.topk, 0.0) * sparse
+    inside = 2.0 * (2 * w.attention_width + 2 * w.kv_width + (w.mlp_matrices + rates.unfused) * wide + copies * w.hidden)
+    kept = w.tokens * (8.0 * w.hidden / split + inside / w.tp)
+    if not rates.attention:
+        scores = w.tokens * w.seq * w.attention_width / w.head_size / w.tp
+        kept = kept + 5.0 * scores * (1 - w.recompute_attention)
+    return kept
 
 
-def of_plan(model: Model, plan: Plan, dp: int, seq: int) -> Memory:
-    """Memory of the first stage, which holds the most microbatches in flight (1F1B: as many as there are stages)."""
-    p = plan.parallelism
-    parameters = stage_parameters(model, plan)
-    shard = dp * p.context
-    weights = 2.0 * parameters / (shard if p.zero == 3 else 1)
-    gradients = (2.0 if p.zero == 3 else 4.0) * parameters / (shard if p.zero >= 2 else 1)
-    optimizer = 12.0 * parameters / (shard if p.zero >= 1 else 1)
-    tokens = plan.optimizations.microbatch * seq / p.context
-    microbatches = max(1, plan.global_batch // (dp * plan.optimizations.microbatch))
-    in_flight = float(min(p.pipeline, microbatches))
-    if p.interleave > 1:
-        in_flight = in_flight * (1 + (p.pipeline - 1) / (p.pipeline * p.interleave))
-    layers = -(-model.layers // p.pipeline)
-    activations = in_flight * layers * layer_activation_bytes(model, plan, tokens, seq)
-    if plan.optimizations.activation == "recompute":
-        stash = Plan(name="one layer", parallelism=p, precision=plan.precision)
-        activations += layer_activation_bytes(model, stash, tokens, seq)
-    if p.zero == 3:
-        weights += 2 * 2.0 * (model.layer_parameters / p.tensor)  # the gathered layer and the next one
-    logits = 6.0 * tokens * model.vocab / p.tensor if p.pipeline == 1 else 0.0
+def memory(w: Work, rates: Rates) -> Memory:
+    """The fullest stage: the first, which holds the most microbatches in flight, or the only one.
+
+    1F1B keeps as many microbatches as there are stages (Narayanan et al. 2021, section 2.2); v chunks a stage raise
+    that by 1 + (p - 1)/(p v) (Korthikanti et al. 2022, section 5).
+    """
+    layers = np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0.0))
+    tables = np.where(w.pp > 1, 1.0, w.tables)
+    dense, experts = parameters(w, layers, tables)
+    held = dense + experts
+    group = np.minimum(w.zero_group, w.dp * w.cp)
+    size = w.dp * w.cp
+
+    def shared(amount_dense: Column, amount_experts: Column, on: Column, over: Column) -> Column:
+        by = np.where(on, over, 1.0)
+        return amount_dense / by + amount_experts / np.where(on, np.maximum(1.0, over / w.ep), 1.0)
+
+    three = w.zero >= 3
+    piped = three & (w.pp > 1)  # a pipeline stage keeps its gathered weights between microbatches
+    weights = 2.0 * shared(dense, experts, three, size)
+    one_layer = held / np.maximum(layers, 1.0)
+    live = np.where(piped, held, np.where(three, 2 * one_layer + w.vocab * w.hidden / w.tp, 0.0))
+    weights = weights + 2.0 * live
+    gradients = rates.gradient_held * shared(dense, experts, w.zero >= 2, size)
+    gradients = gradients + np.where(piped, rates.gradient_held * held, np.where(three, 2.0 * one_layer, 0.0))
+    optimizer = w.state_bytes * shared(dense, experts, w.zero >= 1, np.where(three, size, group))
+
+    flight = np.minimum(w.pp, w.microbatches)
+    flight = np.where(w.vpp > 1, flight * (1 + (w.pp - 1) / (w.pp * w.vpp)), flight)
+    stash = layer_stash_bytes(w, rates)
+    inputs = 2.0 * w.tokens * w.hidden / np.where(w.split_norms, w.tp, 1.0)
+    per_layer = (1 - w.recompute) * stash + w.recompute * inputs
+    activations = flight * layers * per_layer + np.where(w.recompute > 0, stash, 0.0)
+    logits = np.where(w.pp > 1, 0.0, rates.logits_kept * w.tokens * w.vocab / w.tp)
     used = weights + gradients + optimizer + activations + logits
     return Memory(
         weights / GIB,
@@ -91,5 +116,5 @@ def of_plan(model: Model, plan: Plan, dp: int, seq: int) -> Memory:
         optimizer / GIB,
         activations / GIB,
         logits / GIB,
-        CONTEXT_GIB + FRAGMENTATION * used / GIB,
+        WORKSPACE_GIB + rates.buffers_gib + FRAGMENTATION * used / GIB,
     )

@@ -24,18 +24,26 @@ class Rates:
     launch_s: float
     elementwise: float
     logits_bytes: float
+    logits_kept: float
+    unfused: float
+    buffers_gib: float
+    context_balanced: bool
     fp8_cast: float
     fabric: float
     fabric_hop_s: float
     network_share: float
+    scatter_share: float
+    grouped: float
     network_hop_s: float
     beside: float
     straggler: float
     tensor_hidden: float
+    expert_hidden: float
     data_hidden: float
     pipeline_hidden: float
     optimizer_bytes: float
     gradient_bytes: float
+    gradient_held: float
     host_s: float
     owner_s: float
     offload_s: float
@@ -59,18 +67,26 @@ def rates(device: Device, stack: Stack, precision: str) -> Rates:
         launch_s=stack.launch_s,
         elementwise=stack.elementwise,
         logits_bytes=stack.logits_bytes,
+        logits_kept=stack.logits_kept,
+        unfused=stack.unfused,
+        buffers_gib=stack.buffers_gib,
+        context_balanced=stack.context_balanced,
         fp8_cast=stack.fp8_cast,
         fabric=device.fabric.gb_s * 1e9 * curve.fabric_share,
         fabric_hop_s=curve.fabric_hop_s,
         network_share=curve.network_share,
+        scatter_share=curve.scatter_share,
+        grouped=curve.grouped,
         network_hop_s=curve.network_hop_s,
         beside=curve.beside,
         straggler=curve.straggler,
         tensor_hidden=stack.tensor_hidden,
+        expert_hidden=stack.expert_hidden,
         data_hidden=stack.data_hidden,
         pipeline_hidden=stack.pipeline_hidden,
         optimizer_bytes=stack.optimizer_bytes,
         gradient_bytes=stack.gradient_bytes,
+        gradient_held=stack.gradient_held,
         host_s=stack.host_s,
         owner_s=stack.owner_s,
         offload_s=stack.offload_s,

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engine.model.memory import memory
+from engine.model.rates import rates
+from engine.model.work import columns
 from engine.profile import Cluster, Inlet, Model, Network, Node, Optimizations, Parallelism, Plan, Price, Ssh, Stack
 from engine.profile import catalog
 from engine.profile.document import ProfileError
 from engine.profile.run import Run
 
+
+
+TOO_MUCH = 1.35
+"""Predicted memory over the device's from which a run cannot have kept its activations (the model errs by less)."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,9 @@ def case_of(run: Run) -> Case:
     if p.dp is None and run.gpus % replica:
         raise ProfileError(f"tp {p.tp} x cp {p.cp} x pp {p.pp} = {replica} does not divide its {run.gpus} GPUs.")
     dp = p.dp or run.gpus // replica
-    micro = run.batch.micro or 1
+    micro = run.batch.micro or _micro(run, dp)
     if run.batch.micro is None:
-        assumed.append("microbatch 1")
+        assumed.append(f"microbatch {micro}")
     whole = run.batch.whole or dp * micro * (8 if p.pp > 1 else 1)
     if run.batch.whole is None:
         assumed.append(f"global batch {whole}")
@@ -68,7 +75,10 @@ def case_of(run: Run) -> Case:
         stack=stack.name,
         global_batch=whole,
     )
-    return Case(model, plan, _cluster(run, assumed), stack, tuple(assumed))
+    cluster = _cluster(run, assumed)
+    if run.recompute is None and model.experts == 1:
+        plan = _made_to_fit(model, plan, cluster, stack, assumed)
+    return Case(model, plan, cluster, stack, tuple(assumed))
 
 
 def stack_of(run: Run) -> Stack:
@@ -79,10 +89,25 @@ def stack_of(run: Run) -> Stack:
     if "torchtitan" in name:
         if "rowwise" in run.words:
             return catalog.stack("torchtitan-rowwise")
-        return catalog.stack("torchtitan" if "eager" in run.words else "torchtitan-compile")
+        if "eager" in run.words:
+            return catalog.stack("torchtitan-eager")
+        return catalog.stack("torchtitan-2024" if (run.year or 2100) < 2025 else "torchtitan-compile")
     if "offload" in name:
         return catalog.stack("deepspeed-offload")
     return catalog.stack_of(run.framework, run.year)
+
+
+def _made_to_fit(model: Model, plan: Plan, cluster: Cluster, stack: Stack, assumed: list[str]) -> Plan:
+    """The plan with full recompute where the source does not say and keeping every activation is far from fitting."""
+    dp = plan.parallelism.data or 1
+    used = memory(columns([(model, plan, cluster)], [dp]), rates(cluster.device, stack, plan.precision)).total_gib[0]
+    if used <= TOO_MUCH * cluster.device.memory_gib:
+        assumed.append("no recompute")
+        return plan
+    assumed.append(f"full recompute (without it {used:.0f} of {cluster.device.memory_gib:.0f} GiB)")
+    return msgspec.structs.replace(
+        plan, optimizations=msgspec.structs.replace(plan.optimizations, activation="recompute")
+    )
 
 
 def _model(run: Run) -> Model:
@@ -111,6 +136,14 @@ def _precision(run: Run) -> str:
     if run.precision not in known:
         raise ProfileError(f"precision '{run.precision}' is not one of {', '.join(known)}.")
     return run.precision
+
+
+def _micro(run: Run, dp: int) -> int:
+    """torchtitan cuts a rank's batch into as many microbatches as there are stages unless told otherwise; the rest
+    usually run one sequence at a time."""
+    if run.batch.whole and run.parallel.pp > 1 and "torchtitan" in (run.framework or "").lower():
+        return max(1, run.batch.whole // (dp * run.parallel.pp))
+    return 1
 
 
 def _interleave(run: Run, assumed: list[str]) -> int:

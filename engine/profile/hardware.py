@@ -21,7 +21,9 @@ class Curve(Record, frozen=True):
     `best`, `best_fp8` share of the peak of an unbounded product at the highest clock; `half_outputs` output elements
     and `half_inner` inner length at which x/(x + half) is one half (waves that do not fill, prologues); `flash1` to
     `flash3` shares of the peak that generations of fused attention reach, `half_head` the head size that halves them;
-    `hbm_share`, `fabric_share`, `network_share` reached bandwidth; `*_hop_s` seconds a step of a ring; `kernel_s` gap
+    `hbm_share`, `fabric_share`, `network_share` reached bandwidth; `scatter_share` bandwidth
+    that an all-to-all reaches, `grouped` share of a plain product's rate that many small experts' products reach;
+    `*_hop_s` seconds a step of a ring; `kernel_s` gap
     and tail of a kernel; `beside` the share of a collective's time by which it slows kernels that run beside it;
     `straggler` relative loss each time the number of nodes doubles.
     """
@@ -37,6 +39,8 @@ class Curve(Record, frozen=True):
     hbm_share: Fraction
     fabric_share: Fraction
     network_share: Fraction
+    scatter_share: Fraction
+    grouped: Fraction
     fabric_hop_s: NonNegative
     network_hop_s: NonNegative
     kernel_s: NonNegative

@@ -17,9 +17,11 @@ class Stack(Record, frozen=True):
 
     `attention` the kernel's generation (`scores`: the s x s matrix is written out); `selective` what selective
     recompute means there; `elementwise` memory passes over the fused minimum; `logits_bytes` traffic of the loss a
-    logit, forward and backward; `fp8_cast` bytes a value that goes into an fp8 product; `fp8_rate` share of the
+    logit, forward and backward; `logits_kept` bytes a logit that stay until the backward pass; `unfused` further
+    MLP-wide tensors kept by separate activation kernels; `buffers_gib` the framework's own buckets; `context_balanced` false: context parallel ranks hold
+    consecutive tokens, so that the last one has nearly twice the mean of causal work; `fp8_cast` bytes a value that goes into an fp8 product; `fp8_rate` share of the
     device's fp8 rate that its kernels reach; `*_hidden` the share of each traffic that runs behind products;
-    `optimizer_bytes` traffic a weight of the optimizer step; `gradient_bytes` a reduced gradient; `host_s` seconds an
+    `optimizer_bytes` traffic a weight of the optimizer step; `gradient_bytes` a gradient on the wire, `gradient_held` in memory; `host_s` seconds an
     iteration outside the GPU's work; `launch_s` host seconds a kernel; `owner_s` seconds a rank where the owners of
     optimizer states broadcast their weights in turn; `offload_s` seconds a weight that a host's CPU steps; `counts` whether its reported
     FLOPs hold the causal half of attention or the whole square; `zero` the sharding when a run does not say.
@@ -34,11 +36,17 @@ class Stack(Record, frozen=True):
     logits_bytes: Positive = 16.0
     fp8_cast: NonNegative = 4.0
     fp8_rate: Fraction = 1.0
+    logits_kept: NonNegative = 10.0
+    unfused: NonNegative = 0.0
+    buffers_gib: NonNegative = 0.0
+    context_balanced: bool = True
     tensor_hidden: Share = 0.0
+    expert_hidden: Share = 0.0
     data_hidden: Share = 0.9
     pipeline_hidden: Share = 0.5
     optimizer_bytes: NonNegative = 30.0
     gradient_bytes: Annotated[int, Meta(ge=1, le=4)] = 4
+    gradient_held: Annotated[int, Meta(ge=0, le=4)] = 4
     host_s: NonNegative = 0.01
     launch_s: NonNegative = 5e-6
     owner_s: NonNegative = 0.0
