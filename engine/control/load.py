@@ -44,7 +44,7 @@ def _plain(value: Any) -> Any:
 def predicted(found: Planned, cluster: Cluster) -> Prediction | str:
     """The cost model's word on the job's plan, or the sentence why it has none."""
     try:
-        return predict(found.model, found.plan, cluster)
+        return predict(found.model, found.plan, cluster, catalog.stack(found.plan.stack))
     except (PlanError, ProfileError) as error:
         return str(error)
 

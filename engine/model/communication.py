@@ -13,7 +13,7 @@ import numpy as np
 from engine.model.rates import Rates
 from engine.model.work import Column, Work
 
-LINKS = ("none", "nvlink", "network")
+LINKS = ("none", "nvlink", "numa", "network", "spine")
 BUCKET_BYTES = 160e6
 """Gradients are reduced in buckets of about 40 million 32-bit values (Megatron-LM's default)."""
 
@@ -55,18 +55,25 @@ class Path:
 
 
 def path(w: Work, rates: Rates, group: Group, fabric_peak: float) -> Path:
-    """The slowest link a group spans. Groups that interleave in a node share its ports: with stride s, min(s, GPUs of
-    a node) of them cross at once. A hierarchical ring enters and leaves a node once, so a group that fills its node
-    has all the node's ports (NCCL's multi-ring; Thakur et al. 2005 for the volume)."""
-    spans = group.size * group.stride > w.gpus_per_node
-    crossing = spans & (group.size > 1)
-    sharing = np.minimum(group.stride, w.gpus_per_node)
-    network = w.node_gb_s * 1e9 / sharing
-    link = np.where(group.size <= 1, 0.0, np.where(crossing, 2.0, 1.0))
-    reached = np.where(crossing, np.minimum(rates.fabric, network * rates.network_share), rates.fabric)
-    peak = np.where(crossing, np.minimum(fabric_peak, network), fabric_peak)
-    nodes = np.where(crossing, np.maximum(1.0, group.size * group.stride / w.gpus_per_node), 1.0)
-    return Path(link, reached, peak, np.minimum(nodes, group.size))
+    """The slowest link a group spans: the node's fabric, a hop between its NUMA nodes where no switch joins them, the
+    network of one rail or leaf, or the spine above.
+
+    Groups that interleave in a node share its ports: with stride s, min(s, GPUs of a node) of them cross at once. A
+    hierarchical ring enters and leaves a node once, so a group that fills its node has all the node's ports (NCCL's
+    multi-ring; Thakur et al. 2005 for the volume).
+    """
+    span, several = group.size * group.stride, group.size > 1
+    crossing = several & (span > w.gpus_per_node)
+    hop = several & (w.numa_gpus < w.gpus_per_node) & (span > w.numa_gpus)
+    climbing = crossing & (span > w.leaf_nodes * w.gpus_per_node)
+    network = w.node_gb_s * 1e9 / np.minimum(group.stride, w.gpus_per_node) * np.where(climbing, w.spine_share, 1.0)
+    inside = np.where(hop, np.minimum(w.numa_gb_s * 1e9, fabric_peak), fabric_peak)
+    kind = np.where(climbing, 4.0, np.where(crossing, 3.0, np.where(hop, 2.0, 1.0)))
+    peak = np.where(crossing, np.minimum(inside, network), inside)
+    share = rates.fabric / fabric_peak
+    reached = np.where(crossing, np.minimum(inside * share, network * rates.network_share), inside * share)
+    nodes = np.where(crossing, np.maximum(1.0, span / w.gpus_per_node), 1.0)
+    return Path(np.where(several, kind, 0.0), reached, peak, np.minimum(nodes, group.size))
 
 
 def collective(rates: Rates, along: Path, size: Column, payload: Column, rounds: float, count: Column) -> Traffic:
@@ -87,7 +94,7 @@ def collective(rates: Rates, along: Path, size: Column, payload: Column, rounds:
 def sends(rates: Rates, along: Path, payload: Column, count: Column) -> Traffic:
     """`count` sends of `payload` bytes to a neighbour."""
     some = (along.link > 0) & (count > 0)
-    hop = np.where(along.link > 1, rates.network_hop_s, rates.fabric_hop_s)
+    hop = np.where(along.link > 2, rates.network_hop_s, rates.fabric_hop_s)
     volume = np.where(some, payload * count, 0.0)
     seconds = np.where(some, volume / along.reached + count * hop, 0.0)
     return Traffic(along.link * some, volume, count * some, seconds, along.peak)
@@ -181,5 +188,5 @@ def expert(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic
     hop = np.where(beyond, rates.network_hop_s, rates.fabric_hop_s)
     seconds = count * (np.maximum(inside_s, across_s) + hop * np.log2(np.maximum(w.ep, 2)))
     peak = np.where(beyond, port, fabric_peak)
-    link = np.where(count > 0, np.where(beyond, 2.0, 1.0), 0.0)
+    link = np.where(count > 0, np.where(beyond, 3.0, 1.0), 0.0)
     return Traffic(link, np.where(beyond, across, inside) * count, count, seconds, peak)

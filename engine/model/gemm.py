@@ -171,3 +171,10 @@ def model_flops_per_token(w: Work) -> Column:
 def _not_before(times: Times, host_s: Column | float, stall_s: Column) -> Times:
     wait = np.maximum(0.0, host_s - times.total_s) + stall_s
     return Times(times.matmul_s, times.attention_s, times.elementwise_s + wait)
+
+
+def repeated_flops(w: Work) -> Column:
+    """FLOPs of an iteration that recompute adds to the model's own: a forward pass, or the attention core's."""
+    forward = model_flops_per_token(w) / 3.0 - 2.0 * w.vocab * w.hidden
+    core = 2.0 * w.layers * w.seq * w.attention_width
+    return w.tokens_per_iteration * (w.recompute * forward + w.recompute_attention * core)

@@ -13,13 +13,23 @@ from engine.model.rates import Rates
 from engine.model.work import Column, Work
 from engine.profile import Device
 
-PARALLELISMS = ("tensor", "pipeline", "data", "context", "expert")
+
+PARTS = (
+    "compute_s",
+    "attention_s",
+    "elementwise_s",
+    "optimizer_s",
+    "bubble_s",
+    "exposed_comm_s",
+    "straggler_s",
+    "host_s",
+)
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds on the critical path of one iteration: of the slowest stage, which sets the pace. The six `*_s` up to
-    `exposed_comm_s` and `host_s` add up to `iteration_s`."""
+    """Seconds on the critical path of one iteration: of the slowest stage, which sets the pace. The `*_s` from
+    `compute_s` to `host_s` add up to `iteration_s`; `traffic` is what the links carry, seen or hidden."""
 
     compute_s: Column
     attention_s: Column
@@ -27,6 +37,7 @@ class Iteration:
     optimizer_s: Column
     bubble_s: Column
     exposed_comm_s: Column
+    straggler_s: Column
     host_s: Column
     traffic: dict[str, Traffic]
     microbatch_clocked_s: Column
@@ -34,7 +45,10 @@ class Iteration:
     fill: Column
     once_s: Column
     clock_mhz: Column
-    repeated_flops: Column
+
+    def row(self, index: int) -> dict[str, float]:
+        """One plan's seconds by name, as plain numbers."""
+        return {name: float(getattr(self, name)[index]) for name in PARTS}
 
     @property
     def iteration_s(self) -> Column:
@@ -45,13 +59,14 @@ class Iteration:
             + self.optimizer_s
             + self.bubble_s
             + self.exposed_comm_s
+            + self.straggler_s
             + self.host_s
         )
 
     def activity(self, waiting: bool = True) -> Column:
         """Mean activity: each phase's share of the time times its activity; without waits, what the limiter sees."""
         a = power.ACTIVITY
-        wait = self.bubble_s + self.host_s if waiting else 0.0
+        wait = self.bubble_s + self.host_s + self.straggler_s if waiting else 0.0
         talk = self.exposed_comm_s if waiting else 0.0
         memory = self.elementwise_s + self.optimizer_s
         total = self.compute_s + self.attention_s + memory + talk + wait
@@ -138,14 +153,14 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
     optimizer = np.where(rates.offload_s > 0, owned * rates.offload_s, optimizer)
     busy = m * slow.total_s
     lost = rates.straggler * np.log2(np.maximum(w.nodes, 1.0)) * (busy + exposed + bubble)
-    again = w.recompute * 2.0 * w.tokens_per_iteration
     return Iteration(
         compute_s=m * slow.matmul_s,
         attention_s=m * slow.attention_s,
         elementwise_s=m * slow.elementwise_s,
         optimizer_s=optimizer,
         bubble_s=bubble,
-        exposed_comm_s=exposed + lost,
+        exposed_comm_s=exposed,
+        straggler_s=lost,
         host_s=np.full(len(w), rates.host_s),
         traffic={
             "tensor": _scaled(tp, slow_layers),
@@ -159,7 +174,6 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
         fill=bubble / microbatch,
         once_s=optimizer + dp_seen + lost + rates.host_s,
         clock_mhz=np.broadcast_to(clock, (len(w),)),
-        repeated_flops=again,
     )
 
 

@@ -59,6 +59,10 @@ class Work:
     state_bytes: Column  # optimizer bytes a weight: 12 with fp32 master and two moments
     gpus_per_node: Column
     node_gb_s: Column
+    numa_gpus: Column  # GPUs that reach one another without a hop between NUMA nodes
+    numa_gb_s: Column
+    leaf_nodes: Column  # nodes below one leaf or rail switch
+    spine_share: Column  # of a node's bandwidth that is left above the leaf
     power_limit_w: Column
     clock_limit_mhz: Column
 
@@ -156,6 +160,10 @@ def _row(model: Model, plan: Plan, cluster: Cluster, dp: int) -> dict[str, float
         "state_bytes": o.optimizer_bytes,
         "gpus_per_node": cluster.gpus_per_node,
         "node_gb_s": cluster.node_gb_s,
+        "numa_gpus": cluster.gpus_per_node if device.fabric.switched else min(map(len, cluster.node_type.numa)),
+        "numa_gb_s": device.pcie.gb_s,
+        "leaf_nodes": (cluster.network and cluster.network.leaf_nodes) or len(cluster.nodes),
+        "spine_share": cluster.network.spine_share if cluster.network else 1.0,
         "power_limit_w": min(limit, device.power_limit_w.max),
         "clock_limit_mhz": min(o.sm_clock_mhz or device.clock.max, device.clock.max),
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.model.predict import PlanError, Prediction, predict
-from engine.profile import Cluster, Model, Parallelism, Plan, ProfileError
+from engine.profile import Cluster, Model, Parallelism, Plan, ProfileError, catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ def compare(model: Model, cluster: Cluster, plans: Sequence[tuple[str, Plan]]) -
     out = []
     for label, plan in plans:
         try:
-            out.append(Compared(label, predict(model, plan, cluster)))
+            out.append(Compared(label, predict(model, plan, cluster, catalog.stack(plan.stack))))
         except (PlanError, ProfileError) as error:
             out.append(Compared(label, str(error)))
     return out
@@ -36,6 +36,7 @@ def alternatives(model: Model, cluster: Cluster, running: Plan, most: int = 6) -
     Tensor and pipeline sizes are the powers of two that the cluster and the model take, microbatches 1 to 8.
     """
     found: dict[str, Compared] = {}
+    stack = catalog.stack(running.stack)
     for tensor in (1, 2, 4, 8):
         for pipeline in (1, 2, 4, 8):
             for microbatch in (1, 2, 4, 8):
@@ -46,7 +47,7 @@ def alternatives(model: Model, cluster: Cluster, running: Plan, most: int = 6) -
                     optimizations=msgspec.structs.replace(running.optimizations, microbatch=microbatch),
                 )
                 try:
-                    prediction = predict(model, plan, cluster)
+                    prediction = predict(model, plan, cluster, stack)
                 except (PlanError, ProfileError):
                     continue
                 label = labelled(prediction)

@@ -41,9 +41,12 @@ class Ssh(Record, frozen=True):
 
 
 class Network(Record, frozen=True):
-    """Overrides the node type's ports: what one node reaches outside, Gbit/s in all."""
+    """Overrides the node type's ports: what one node reaches outside, Gbit/s in all. Above a leaf switch
+    of `leaf_nodes` nodes `spine_share` of it is left."""
 
     gbps_per_node: Positive
+    leaf_nodes: Annotated[int, Meta(ge=1)] | None = None
+    spine_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
 class Inlet(Record, frozen=True):

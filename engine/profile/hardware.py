@@ -48,6 +48,17 @@ class Curve(Record, frozen=True):
     straggler: NonNegative
 
 
+class Fitted(Record, frozen=True):
+    """What the curve was fitted on: how many runs of how many sources, per precision the error that held four of five
+    runs of sources left out, and the spans of what those runs did."""
+
+    runs: Count
+    sources: Count
+    error: dict[Precision, Positive]
+    spans: dict[str, tuple[float, float]]
+    links: tuple[str, ...]
+
+
 class PowerCurve(Record, frozen=True):
     """P = leakage_w e^(leakage_per_k (T - 60)) + memory + core a f V(f)^2, watts; f in MHz, T in C.
 
@@ -97,11 +108,13 @@ class Die(Record, frozen=True):
 
 
 class Fabric(Record, frozen=True):
-    """A link class inside the node: links per GPU and payload per link and direction, GB/s."""
+    """A link class inside the node: links per GPU and payload per link and direction, GB/s. Not
+    `switched`: traffic between NUMA nodes takes the PCIe root ports."""
 
     name: str
     links: Count
     gb_s_per_link: Positive
+    switched: bool = True
 
     @property
     def gb_s(self) -> float:
@@ -127,6 +140,7 @@ class Device(Record, frozen=True):
     memory_gb_s: Positive
     peak_tflops: dict[Precision, Positive]
     curve: Curve
+    chip: str
     power_limit_w: Limits
     power: PowerCurve
     clock: Clock
@@ -134,6 +148,7 @@ class Device(Record, frozen=True):
     die: Die
     fabric: Fabric
     pcie: Pcie
+    fitted: Fitted | None = None
 
     def peak_flops(self, precision: str) -> float:
         """Dense peak, FLOP/s. ProfileError when the device has no such precision."""

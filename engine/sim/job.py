@@ -14,7 +14,7 @@ from rackside_hook import Hook
 
 from engine.model import pace
 from engine.model.predict import Prediction, predict, with_microbatch
-from engine.profile import Model, Plan
+from engine.profile import Model, Plan, catalog
 from engine.sim.rack import Demand, Rack
 
 
@@ -40,7 +40,8 @@ class Job:
 
     def __init__(self, rack: Rack, model: Model, plan: Plan, name: str, directory: Path, hosts: list[str]) -> None:
         self.rack, self.model, self.plan = rack, model, plan
-        self.prediction = predict(model, plan, rack.cluster)
+        self._stack = catalog.stack(plan.stack)
+        self.prediction = predict(model, plan, rack.cluster, self._stack)
         self.name = name
         self._predictions = {plan.optimizations.microbatch: self.prediction}
         self._replica = pace.replica_of_gpu(plan, self.prediction.dp, self.prediction.gpus)
@@ -97,7 +98,7 @@ class Job:
     def _predict(self, microbatch: int) -> Prediction:
         if microbatch not in self._predictions:
             plan = with_microbatch(self.plan, microbatch)
-            self._predictions[microbatch] = predict(self.model, plan, self.rack.cluster)
+            self._predictions[microbatch] = predict(self.model, plan, self.rack.cluster, self._stack)
         return self._predictions[microbatch]
 
     def _demand(self, prediction: Prediction, microbatches: tuple[int, ...]) -> float:
@@ -112,7 +113,7 @@ class Job:
         busy = (times / step_s)[self._replica] * running
         by_link = {"nvlink": 0.0, "network": 0.0}
         for traffic in prediction.communication:
-            by_link[traffic.link] += traffic.bytes / step_s
+            by_link["nvlink" if traffic.link in ("nvlink", "numa") else "network"] += traffic.bytes / step_s
         # A ring enters a node on one GPU and leaves it by another: what crosses the network crosses NVLink as well.
         by_link["nvlink"] += by_link["network"]
         ones = np.ones(len(busy))
