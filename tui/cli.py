@@ -42,9 +42,26 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="the summary as one JSON object")
     _console_options(demo)
 
+    predict = commands.add_parser("predict", help="what a plan will do: time, traffic, memory, power, cost")
+    predict.add_argument("--model", required=True, metavar="M", help="a built-in model, or a file")
+    predict.add_argument("--cluster", required=True, metavar="C", help="a built-in cluster, or a file")
+    predict.add_argument("--plan", required=True, metavar="P", help="a built-in plan, or a file")
+    predict.add_argument("--json", action="store_true", help="one JSON object")
+    validate = commands.add_parser("validate", help="hold the cost model against measured runs")
+    validate.add_argument(
+        "runs", metavar="RUNS.yaml", help="measured runs; profiles/runs/published.yaml shows the form"
+    )
+    validate.add_argument("--json", action="store_true", help="one JSON object")
+    calibrate = commands.add_parser("calibrate", help="fit a device's curve to measured runs, or all curves")
+    calibrate.add_argument("runs", metavar="RUNS.yaml", help="measured runs, as few as three of one device")
+    calibrate.add_argument("--hardware", metavar="D", help="this device alone; without it every device and stack")
+    calibrate.add_argument("-o", "--output", required=True, metavar="OUT", help="the profile, or a folder for all")
+    calibrate.add_argument("--json", action="store_true", help="one JSON object")
+    card = commands.add_parser("reportcard", help="the source text's figures beside the model's own")
+    card.add_argument("--json", action="store_true", help="one JSON list")
     commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
     profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
-    profiles.add_argument("kind", nargs="?", help="device, node type, model, cluster, plan or policy")
+    profiles.add_argument("kind", nargs="?", help="device, node type, model, cluster, plan, policy or stack")
     profiles.add_argument("name", nargs="?", help="a name or a file to check")
     audit = commands.add_parser("audit", help="print the log of actions")
     audit.add_argument("--json", action="store_true", help="one JSON object a line, as it is stored")
@@ -100,6 +117,13 @@ def _demo(given: Any) -> int:
     return demo(given)
 
 
+def _offline(given: Any) -> int:
+    from tui import offline
+
+    run: Callable[[Any], int] = getattr(offline, given.command)
+    return run(given)
+
+
 def _hook(given: Any) -> int:
     from pathlib import Path
 
@@ -119,6 +143,7 @@ def _profiles(given: Any) -> int:
         "cluster": catalog.cluster,
         "plan": catalog.plan,
         "policy": catalog.thermal_policy,
+        "stack": catalog.stack,
     }
     if given.kind is None:
         for kind in readers:
@@ -155,6 +180,10 @@ def _audit(given: Any) -> int:
 COMMANDS: dict[str, Callable[[Any], int]] = {
     "console": _console,
     "demo": _demo,
+    "predict": _offline,
+    "validate": _offline,
+    "calibrate": _offline,
+    "reportcard": _offline,
     "hook": _hook,
     "profiles": _profiles,
     "audit": _audit,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from engine.model.predict import PlanError, Prediction, predict
@@ -14,7 +15,8 @@ from engine.plan import calibrate as fitting
 from engine.plan.advice import advice
 from engine.plan.calibrate import Calibration, Priors
 from engine.plan.measured import Table, table
-from engine.plan.validate import Errors, Row, Validation, errors, validate
+from engine.plan.reportcard import Claims, Line, reportcard
+from engine.plan.validate import Errors, Row, Validation, errors, summary, validate
 from engine.profile import ProfileError, catalog, document, edit, run
 
 Progress = Callable[[str, int, int], None]
@@ -146,8 +148,7 @@ def fit_summary(fit: Fit) -> dict[str, Any]:
     timed = ~np.isnan(fit.table.seconds)
 
     def of(values: Any) -> dict[str, float]:
-        e = np.abs(values[timed])
-        return _summary(Errors(len(e), float(np.median(e)), float(e.mean()), float(np.quantile(e, 0.9)), float(e.max())))
+        return _summary(summary(values[timed]))
 
     sources = sorted({r.source for r in fit.table.runs})
     held = [
@@ -177,9 +178,12 @@ def fit_summary(fit: Fit) -> dict[str, Any]:
     }
 
 
-def _on(found: run.Run, hardware: str) -> run.Run:
-    import msgspec
+def report() -> list[Line]:
+    """The report card: every figure of the source text beside the model's own."""
+    return reportcard(document.load(catalog.ROOT / "reportcard.yaml", Claims))
 
+
+def _on(found: run.Run, hardware: str) -> run.Run:
     return msgspec.structs.replace(found, hardware=hardware)
 
 

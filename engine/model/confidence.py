@@ -43,7 +43,7 @@ def confidence(device: Device, precision: str, w: Work, row: int, links: tuple[s
     if fitted is None:
         return Confidence(UNKNOWN_BAND, (f"No measured run of {device.name} has been compared with the model.",))
     beyond = []
-    band = fitted.error.get(precision)
+    band = {str(k): v for k, v in fitted.error.items()}.get(precision)
     if band is None:
         known = ", ".join(fitted.error)
         beyond.append(f"The fit of {device.name} has no run in {precision}; it has {known}.")

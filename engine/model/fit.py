@@ -1,4 +1,4 @@
-"""Fitting: robust least squares with priors, in numpy. Few parameters, each with a prior that the data must argue with."""
+"""Fitting: robust least squares with priors, in numpy: each parameter has one that the data must argue with."""
 
 from __future__ import annotations
 

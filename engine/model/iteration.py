@@ -13,7 +13,6 @@ from engine.model.rates import Rates
 from engine.model.work import Column, Work
 from engine.profile import Device
 
-
 PARTS = (
     "compute_s",
     "attention_s",
@@ -111,9 +110,7 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
     hideable = rates.tensor_hidden + (1.0 - rates.tensor_hidden) * 0.5 * w.tp_async
     tp_hidden = overlap * hideable * np.minimum(tp.seconds * per, layer.matmul_s)
     cp_hidden = overlap * np.minimum(cp.seconds * per, layer.attention_s)
-    seen = (
-        tp.seconds * per - (1 - rates.beside) * tp_hidden + cp.seconds * per - (1 - rates.beside) * cp_hidden
-    )
+    seen = tp.seconds * per - (1 - rates.beside) * tp_hidden + cp.seconds * per - (1 - rates.beside) * cp_hidden
     # Experts' traffic hides behind another microbatch's layers where the pipeline interleaves them.
     ep_hidden = overlap * rates.expert_hidden * (w.vpp > 1) * np.minimum(ep.seconds * per, layer.total_s)
     seen = seen + ep.seconds * per - (1 - rates.beside) * ep_hidden
@@ -178,6 +175,4 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
 
 
 def _scaled(traffic: Traffic, layers: Column) -> Traffic:
-    return Traffic(
-        traffic.link, traffic.bytes * layers, traffic.count * layers, traffic.seconds * layers, traffic.peak
-    )
+    return Traffic(traffic.link, traffic.bytes * layers, traffic.count * layers, traffic.seconds * layers, traffic.peak)

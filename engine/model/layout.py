@@ -13,9 +13,8 @@ def replicas(model: Model, plan: Plan, cluster: Cluster) -> int:
     """Data-parallel size of the plan on this cluster. PlanError with a sentence that says what would fit."""
     p, gpus = plan.parallelism, cluster.gpus
     if model.heads % p.tensor:
-        raise PlanError(
-            f"tensor {p.tensor} does not divide the {model.heads} heads of {model.name}; {_divisors(model.heads, 16)} do."
-        )
+        fit = _divisors(model.heads, 16)
+        raise PlanError(f"tensor {p.tensor} does not divide the {model.heads} heads of {model.name}; {fit} do.")
     _check_stages(model, plan)
     seq = plan.sequence or model.seq
     if seq % p.context:

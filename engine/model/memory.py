@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,19 +17,22 @@ WORKSPACE_GIB = 1.0
 """Kernels' workspaces and the communication library's buffers."""
 
 
+Amount = TypeVar("Amount", Column, float)
+
+
 @dataclass(frozen=True)
-class Memory:
+class Memory(Generic[Amount]):
     """GiB on one GPU of the fullest stage; a column each, or a number each for one plan."""
 
-    weights_gib: Column
-    gradients_gib: Column
-    optimizer_gib: Column
-    activations_gib: Column
-    logits_gib: Column
-    reserve_gib: Column
+    weights_gib: Amount
+    gradients_gib: Amount
+    optimizer_gib: Amount
+    activations_gib: Amount
+    logits_gib: Amount
+    reserve_gib: Amount
 
     @property
-    def total_gib(self) -> Column:
+    def total_gib(self) -> Amount:
         return (
             self.weights_gib
             + self.gradients_gib
@@ -38,9 +42,10 @@ class Memory:
             + self.reserve_gib
         )
 
-    def row(self, index: int) -> Memory:
+    def row(self, index: int) -> Memory[float]:
         """One plan's memory, as plain numbers."""
-        return Memory(**{f.name: float(getattr(self, f.name)[index]) for f in fields(self)})
+        values: dict[str, Any] = {f.name: float(getattr(self, f.name)[index]) for f in fields(self)}
+        return Memory(**values)
 
 
 def parameters(w: Work, layers: Column, tables: Column) -> tuple[Column, Column]:
@@ -67,7 +72,9 @@ def layer_stash_bytes(w: Work, rates: Rates) -> Column:
     sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
     wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
     copies = np.where(w.experts > 0, w.topk, 0.0) * sparse
-    inside = 2.0 * (2 * w.attention_width + 2 * w.kv_width + (w.mlp_matrices + rates.unfused) * wide + copies * w.hidden)
+    inside = 2.0 * (
+        2 * w.attention_width + 2 * w.kv_width + (w.mlp_matrices + rates.unfused) * wide + copies * w.hidden
+    )
     kept = w.tokens * (8.0 * w.hidden / split + inside / w.tp)
     if not rates.attention:
         scores = w.tokens * w.seq * w.attention_width / w.head_size / w.tp
@@ -75,7 +82,7 @@ def layer_stash_bytes(w: Work, rates: Rates) -> Column:
     return kept
 
 
-def memory(w: Work, rates: Rates) -> Memory:
+def memory(w: Work, rates: Rates) -> Memory[Column]:
     """The fullest stage: the first, which holds the most microbatches in flight, or the only one.
 
     1F1B keeps as many microbatches as there are stages (Narayanan et al. 2021, section 2.2); v chunks a stage raise
@@ -88,7 +95,7 @@ def memory(w: Work, rates: Rates) -> Memory:
     group = np.minimum(w.zero_group, w.dp * w.cp)
     size = w.dp * w.cp
 
-    def shared(amount_dense: Column, amount_experts: Column, on: Column, over: Column) -> Column:
+    def shared(amount_dense: Column, amount_experts: Column, on: Any, over: Column) -> Column:
         by = np.where(on, over, 1.0)
         return amount_dense / by + amount_experts / np.where(on, np.maximum(1.0, over / w.ep), 1.0)
 

@@ -84,7 +84,7 @@ class Prediction:
     hardware_flops_per_iteration: float
     mfu: float
     communication: tuple[Traffic, ...]
-    memory: Memory
+    memory: Memory[float]
     capacity_gib: float
     activity: float
     busy_activity: float

@@ -17,9 +17,7 @@ def advice(found: Prediction, model: Model, cluster: Cluster) -> list[str]:
     if not found.fits:
         out.append(_make_room(found))
     if plan.precision == "bf16" and cluster.device.vendor == "amd" and cluster.device.chip == "mi250":
-        out.append(
-            "bf16 loses precision on MI250: use fp16 with dynamic loss scaling and fp32 gradient aggregation."
-        )
+        out.append("bf16 loses precision on MI250: use fp16 with dynamic loss scaling and fp32 gradient aggregation.")
     for traffic in found.communication:
         share = traffic.seconds / found.iteration_s
         if share > BUSY_LINK:

@@ -60,7 +60,8 @@ class Parameters:
 
     def device(self, device: Device, x: Floats) -> Device:
         """The device with the curve of its chip at `x`."""
-        values = {name: min(v, 1.0) if name.startswith(("best", "flash")) else v for name, v in self.of(device.chip, x).items()}
+        most = {"best": 1.0, "best_fp8": 1.0, "flash1": 1.0, "flash2": 1.0, "flash3": 1.0}
+        values = {name: min(v, most.get(name, v)) for name, v in self.of(device.chip, x).items()}
         return msgspec.structs.replace(device, curve=msgspec.structs.replace(device.curve, **values))
 
     def stack(self, stack: Stack, x: Floats) -> Stack:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from engine.model.memory import memory
 from engine.model.rates import rates
 from engine.model.work import columns
-from engine.profile import Cluster, Inlet, Model, Network, Node, Optimizations, Parallelism, Plan, Price, Ssh, Stack
-from engine.profile import catalog
+from engine.profile import (
+    Cluster,
+    Inlet,
+    Model,
+    Network,
+    Node,
+    Optimizations,
+    Parallelism,
+    Plan,
+    Price,
+    Ssh,
+    Stack,
+    catalog,
+)
 from engine.profile.document import ProfileError
+from engine.profile.hardware import Precision
 from engine.profile.run import Run
-
-
 
 TOO_MUCH = 1.35
 """Predicted memory over the device's from which a run cannot have kept its activations (the model errs by less)."""
@@ -131,11 +143,12 @@ def _model(run: Run) -> Model:
     )
 
 
-def _precision(run: Run) -> str:
-    known = ("bf16", "fp16", "fp8", "tf32", "fp32")
-    if run.precision not in known:
+def _precision(run: Run) -> Precision:
+    known: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
+    found = next((p for p in known if p == run.precision), None)
+    if found is None:
         raise ProfileError(f"precision '{run.precision}' is not one of {', '.join(known)}.")
-    return run.precision
+    return found
 
 
 def _micro(run: Run, dp: int) -> int:
@@ -157,14 +170,14 @@ def _interleave(run: Run, assumed: list[str]) -> int:
     return best
 
 
-def _stages(run: Run) -> str | tuple[int, ...]:
+def _stages(run: Run) -> Literal["even", "ends"]:
     p, layers = run.parallel, run.model.layers
     if layers % (p.pp * (p.vpp or 1)) == 0:
         return "even"
     return "ends"
 
 
-def _activation(run: Run, stack: Stack) -> str:
+def _activation(run: Run, stack: Stack) -> Literal["stash", "selective", "alternate", "recompute"]:
     text = (run.recompute or "none").lower()
     if text == "none" or text.startswith("no"):
         return "stash"

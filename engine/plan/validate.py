@@ -77,9 +77,7 @@ def validate(table: Table) -> Validation:
     for i, (run, name) in enumerate(zip(table.runs, table.metrics, strict=True)):
         if name is not None:
             error = float(seconds[i] / truth[i] - 1)
-            rows.append(
-                Row(run.id, name, float(table.measured[i]), float(values[i]), error, table.cases[i].assumed)
-            )
+            rows.append(Row(run.id, name, float(table.measured[i]), float(values[i]), error, table.cases[i].assumed))
         size = memory_of(run)
         if size is not None:
             predicted = float(gib[i]) if size[0] == MEMORY[0] else float(gib[i] * GIB / 1e9)
@@ -90,9 +88,14 @@ def validate(table: Table) -> Validation:
 
 def errors(rows: list[Row] | tuple[Row, ...]) -> Errors:
     """Summary of some rows; NaN when there are none."""
-    if not rows:
+    return summary(np.array([row.error for row in rows]))
+
+
+def summary(values: Floats) -> Errors:
+    """Summary of signed relative errors; NaN when there are none."""
+    if not len(values):
         return Errors(0, *(float("nan"),) * 4)
-    e = np.abs([row.error for row in rows])
+    e = np.abs(values)
     return Errors(len(e), float(np.median(e)), float(e.mean()), float(np.quantile(e, 0.9)), float(e.max()))
 
 

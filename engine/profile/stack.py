@@ -13,18 +13,24 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Stack(Record, frozen=True):
-    """How kernels are chosen and fused, and what traffic hides behind what.
+    """How kernels are chosen and fused, what memory they keep, and what traffic hides behind what.
 
-    `attention` the kernel's generation (`scores`: the s x s matrix is written out); `selective` what selective
+    Kernels: `attention` their generation (`scores`: the s x s matrix is written out); `selective` what selective
     recompute means there; `elementwise` memory passes over the fused minimum; `logits_bytes` traffic of the loss a
-    logit, forward and backward; `logits_kept` bytes a logit that stay until the backward pass; `unfused` further
-    MLP-wide tensors kept by separate activation kernels; `buffers_gib` the framework's own buckets; `context_balanced` false: context parallel ranks hold
-    consecutive tokens, so that the last one has nearly twice the mean of causal work; `fp8_cast` bytes a value that goes into an fp8 product; `fp8_rate` share of the
-    device's fp8 rate that its kernels reach; `*_hidden` the share of each traffic that runs behind products;
-    `optimizer_bytes` traffic a weight of the optimizer step; `gradient_bytes` a gradient on the wire, `gradient_held` in memory; `host_s` seconds an
-    iteration outside the GPU's work; `launch_s` host seconds a kernel; `owner_s` seconds a rank where the owners of
-    optimizer states broadcast their weights in turn; `offload_s` seconds a weight that a host's CPU steps; `counts` whether its reported
-    FLOPs hold the causal half of attention or the whole square; `zero` the sharding when a run does not say.
+    logit, forward and backward; `fp8_cast` bytes a value that goes into an fp8 product; `fp8_rate` share of the
+    device's fp8 rate that the kernels reach; `optimizer_bytes` traffic a weight of the optimizer step; `offload_s`
+    seconds a weight that a host's CPU steps; `host_s` seconds an iteration outside the GPU's work; `launch_s` host
+    seconds a kernel.
+
+    Memory: `logits_kept` bytes a logit that stay until the backward pass; `unfused` further MLP-wide tensors that
+    separate activation kernels keep; `gradient_held` bytes a gradient; `buffers_gib` the framework's own buckets.
+
+    Traffic: `*_hidden` the share of each that runs behind products; `gradient_bytes` a gradient on the wire;
+    `owner_s` seconds a rank where the owners of optimizer states broadcast their weights in turn; `context_balanced`
+    false: context parallel ranks hold consecutive tokens, so that the last has nearly twice the mean of causal work.
+
+    `counts` whether its reported FLOPs hold the causal half of attention or the whole square; `zero` the sharding
+    when a run does not say; `frameworks` and `years` say which runs are its own.
     """
 
     name: str

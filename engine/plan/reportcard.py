@@ -1,0 +1,149 @@
+"""The figures that the product grew from, each beside the model's own. The list is profiles/reportcard.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from engine.model.predict import PlanError, Prediction, predict
+from engine.profile import Plan, ProfileError, catalog
+from engine.profile.document import Record
+
+Verdict = Literal["within", "outside", "contradicted by arithmetic", "not a figure of the model"]
+
+
+class Where(Record, frozen=True):
+    """A plan of a model on a cluster."""
+
+    model: str
+    cluster: str
+    plan: Plan
+
+
+class Measure(Record, frozen=True):
+    """How the model's own value comes about: exactly one of these.
+
+    `quantity` of `here` (over that of `over`, where given); `product` of two numbers; `change` from the first number
+    to the second, as the arithmetic has it; `slowest_rank` the loss of a synchronous step when one rank's clock falls
+    from the first number to the second and the rest of the step, `fixed_share`, does not; `steady` the temperature
+    T + P R + P^2 C of the numbers; `rule` the rule that a policy picks at a temperature.
+    """
+
+    quantity: str | None = None
+    here: Where | None = None
+    over: Where | None = None
+    product: tuple[float, float] | None = None
+    change: tuple[float, float] | None = None
+    slowest_rank: tuple[float, float] | None = None
+    fixed_share: float = 0.0
+    steady: tuple[float, float, float, float] | None = None
+    rule: tuple[str, float] | None = None
+
+
+class Claim(Record, frozen=True):
+    """One figure of the source text. `claimed` in the unit of the measure; `tolerance` relative; `contradicts` says
+    why arithmetic or physics forbids the figure."""
+
+    id: str
+    claim: str
+    unit: str = ""
+    claimed: float | str | None = None
+    tolerance: Annotated[float, Meta(ge=0)] = 0.1
+    measure: Measure | None = None
+    contradicts: str | None = None
+    why: str = ""
+
+
+class Claims(Record, frozen=True):
+    """The file."""
+
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A claim with the model's value and the verdict."""
+
+    id: str
+    claim: str
+    unit: str
+    claimed: float | str | None
+    value: float | str | None
+    verdict: Verdict
+    why: str
+
+
+def reportcard(claims: Claims) -> list[Line]:
+    """Every claim in the order of the file. A value that cannot be had says why, and is outside."""
+    return [_line(claim) for claim in claims.claims]
+
+
+def _line(claim: Claim) -> Line:
+    value: float | str | None = None
+    why = claim.why
+    if claim.measure is not None:
+        try:
+            value = _value(claim.measure)
+        except (PlanError, ProfileError) as error:
+            why = f"{error} {why}".strip()
+    return Line(
+        claim.id, claim.claim, claim.unit, claim.claimed, value, _verdict(claim, value), claim.contradicts or why
+    )
+
+
+def _verdict(claim: Claim, value: float | str | None) -> Verdict:
+    if claim.contradicts:
+        return "contradicted by arithmetic"
+    if claim.measure is None:
+        return "not a figure of the model"
+    if isinstance(value, float) and isinstance(claim.claimed, int | float):
+        return "within" if abs(value - claim.claimed) <= claim.tolerance * abs(claim.claimed) else "outside"
+    return "within" if value is not None and value == claim.claimed else "outside"
+
+
+def _value(m: Measure) -> float | str:
+    if m.product is not None:
+        return m.product[0] * m.product[1]
+    if m.change is not None:
+        return m.change[1] / m.change[0] - 1.0
+    if m.slowest_rank is not None:
+        before, after = m.slowest_rank
+        return 1.0 / ((1.0 - m.fixed_share) * before / after + m.fixed_share) - 1.0
+    if m.steady is not None:
+        ambient, watts, linear, square = m.steady
+        return ambient + watts * linear + watts**2 * square
+    if m.rule is not None:
+        name, celsius = m.rule
+        found = catalog.thermal_policy(name).rule_for(celsius, 89.0)
+        return found.name if found else "none"
+    assert m.quantity is not None
+    assert m.here is not None
+    value = _quantity(_predicted(m.here), m.quantity)
+    return value / _quantity(_predicted(m.over), m.quantity) if m.over else value
+
+
+def _predicted(where: Where) -> Prediction:
+    plan = where.plan
+    return predict(catalog.model(where.model), plan, catalog.cluster(where.cluster), catalog.stack(plan.stack))
+
+
+def _quantity(found: Prediction, name: str) -> float:
+    """A number of a prediction: a property of it, of its breakdown, or `tensor.bytes` of its traffic."""
+    head, _, tail = name.partition(".")
+    if tail:
+        traffic = next((t for t in found.communication if t.parallelism == head), None)
+        if traffic is None:
+            return 0.0
+        derived = {"megabytes": traffic.bytes / 1e6, "seconds_per_byte": traffic.seconds / traffic.bytes}
+        return derived[tail] if tail in derived else float(getattr(traffic, tail))
+    if head == "per_gpu_tokens_per_s":
+        return found.tokens_per_s / found.gpus
+    if head == "memory_gib":
+        return float(found.memory.total_gib)
+    if head == "communication_share":
+        return sum(t.seconds for t in found.communication) / found.iteration_s
+    if head == "exposed_share":
+        return found.breakdown.exposed_comm_s / found.iteration_s
+    return float(getattr(found, head, None) or getattr(found.breakdown, head))
