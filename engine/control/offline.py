@@ -19,6 +19,7 @@ from engine.plan.reportcard import Claims, Line, reportcard
 from engine.plan.validate import Errors, Row, Validation, errors, summary, validate
 from engine.profile import ProfileError, catalog, document, edit, run
 
+FITTED = "runs and sources behind the curve; error: what held four of five runs of sources left out"
 Progress = Callable[[str, int, int], None]
 
 
@@ -116,7 +117,7 @@ def calibrate_all(path: Path, progress: Progress | None = None) -> Fit:
             curve = parts.device(device, fit.x).curve
             text = edit.with_numbers(text, {n: getattr(curve, n) for n in parts.of(device.chip, fit.x)}, "curve")
             block = fitting.fitted_of(found, device.chip, fit.left_out)
-            files[f"hardware/{name}.yaml"] = edit.with_block(text, "fitted", block)
+            files[f"hardware/{name}.yaml"] = edit.with_block(text, "fitted", block, FITTED)
     for name in catalog.names("stack"):
         if name in parts.owners:
             text = catalog.find("stack", name).read_text(encoding="utf-8")
@@ -139,7 +140,7 @@ def calibrate_device(path: Path, hardware: str, progress: Progress | None = None
     text = catalog.find("device", hardware).read_text(encoding="utf-8")
     curve = fit.parameters.device(device, fit.x).curve
     text = edit.with_numbers(text, {n: getattr(curve, n) for n in fit.parameters.names}, "curve")
-    text = edit.with_block(text, "fitted", fitting.fitted_of(found, device.chip, fit.left_out))
+    text = edit.with_block(text, "fitted", fitting.fitted_of(found, device.chip, fit.left_out), FITTED)
     return Fit(found, fit, {device.name: text})
 
 

@@ -35,15 +35,15 @@ def with_numbers(text: str, values: Mapping[str, float], block: str | None = Non
     return "\n".join([*lines[:place], *added, *lines[place:]]) + "\n"
 
 
-def with_block(text: str, name: str, value: Mapping[str, Any]) -> str:
-    """The text with the top-level block `name` replaced, or added at the end."""
+def with_block(text: str, name: str, value: Mapping[str, Any], comment: str) -> str:
+    """The text with the top-level block `name` replaced, or added at the end; `comment` says where it is from."""
     kept, skipping = [], False
     for line in text.splitlines():
         if re.match(r"\w+:", line):
             skipping = line.startswith(f"{name}:")
         if not skipping:
             kept.append(line)
-    rows = [f"{name}:"] + [f"  {key}: {_flow(item)}" for key, item in value.items()]
+    rows = [f"{name}:".ljust(25) + f"# {comment}"] + [f"  {key}: {_flow(item)}" for key, item in value.items()]
     return "\n".join([*kept, *rows]) + "\n"
 
 

@@ -17,7 +17,7 @@ from engine.profile import catalog
 
 CLUSTER = catalog.cluster("h200x32-400g")
 MODEL, PLAN = catalog.model("llama3-8b"), catalog.plan("data-parallel")
-PREDICTED = predict(MODEL, PLAN, CLUSTER)
+PREDICTED = predict(MODEL, PLAN, CLUSTER, catalog.stack(PLAN.stack))
 RANKS = PREDICTED.dp
 GPUS = CLUSTER.gpus
 
@@ -45,7 +45,7 @@ def job(counts: tuple[int, ...] | None = None, known: bool = True) -> JobView:
     split = counts or (PREDICTED.microbatches,) * RANKS
 
     def reload(value: int) -> Load | str:
-        found = predict(MODEL, with_microbatch(PLAN, value), CLUSTER)
+        found = predict(MODEL, with_microbatch(PLAN, value), CLUSTER, catalog.stack(PLAN.stack))
         even = np.full(RANKS, found.microbatches)
         return Load(found.pace, load().replica, even, load().step_s, load().tokens, found.memory.total_gib)
 
