@@ -113,12 +113,16 @@ def residuals(parts: Parameters, table: Table, x: Floats, only: str = "", base: 
     return np.where(np.isnan(seconds), 0.0, out)
 
 
+def fit(table: Table, parts: Parameters) -> Floats:
+    """The constants that fit every timed run, from their priors."""
+    return _fit(table, parts, parts.centre, parts.centre, _weights(table) * ~np.isnan(table.seconds), ROUNDS)
+
+
 def calibrate(table: Table, parts: Parameters, progress: Progress | None = None) -> Calibration:
     """Fit, then fit again without each source in turn."""
     start = parts.centre
-    timed = ~np.isnan(table.seconds)
-    weights = _weights(table) * timed
-    x = _fit(table, parts, start, start, weights, ROUNDS)
+    weights = _weights(table) * ~np.isnan(table.seconds)
+    x = fit(table, parts)
     folds = sorted({run.source for run in table.runs})
     label = [run.source for run in table.runs]
     if len(folds) == 1:

@@ -59,6 +59,11 @@ def case_of(run: Run) -> Case:
     whole = run.batch.whole or dp * micro * (8 if p.pp > 1 else 1)
     if run.batch.whole is None:
         assumed.append(f"global batch {whole}")
+    if whole % (dp * micro):
+        near = max(1, round(whole / (dp * micro))) * dp * micro
+        assumed.append(f"global batch {near}: {whole} is no multiple of dp {dp} x microbatch {micro}")
+        whole = near
+    chunks = _interleave(run, assumed)
     words = run.words
     plan = Plan(
         name=run.id,
@@ -68,11 +73,11 @@ def case_of(run: Run) -> Case:
             data=dp,
             context=p.cp,
             expert=p.ep,
-            interleave=_interleave(run, assumed),
+            interleave=chunks,
             sequence_parallel=p.tp > 1 if p.sequence_parallel is None else p.sequence_parallel,
             zero=stack.zero if p.zero is None else p.zero,
             zero_group=run.zero_group,
-            stages=_stages(run),
+            stages=_stages(run, chunks),
         ),
         optimizations=Optimizations(
             activation=_activation(run, stack),
@@ -170,11 +175,17 @@ def _interleave(run: Run, assumed: list[str]) -> int:
     return best
 
 
-def _stages(run: Run) -> Literal["even", "ends"]:
-    p, layers = run.parallel, run.model.layers
-    if layers % (p.pp * (p.vpp or 1)) == 0:
+def _stages(run: Run, chunks: int) -> Literal["even", "ends"] | tuple[int, ...]:
+    """Even where the layers divide; else with embedding and head counted as layers; else as even as whole layers go,
+    the longer stages inside."""
+    pp, layers = run.parallel.pp, run.model.layers
+    if layers % (pp * chunks) == 0:
         return "even"
-    return "ends"
+    if pp > 1 and -(-(layers + 2) // pp) * (pp - 2) < layers - 1:
+        return "ends"
+    short, longer = divmod(layers, pp)
+    first = (pp - longer) // 2
+    return tuple(short + (first <= i < first + longer) for i in range(pp))
 
 
 def _activation(run: Run, stack: Stack) -> Literal["stash", "selective", "alternate", "recompute"]:

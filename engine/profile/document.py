@@ -94,10 +94,10 @@ def _explain(message: str, root: yaml.Node, kind: type, label: str) -> str:
     if enum:
         known = _choices(msgspec.inspect.type_info(kind), steps)
         text = f"{enum.group(1)} is not one of {', '.join(known)}"
-    return f"{label}:{_line(root, steps)}: {_dotted(steps) or 'this file'}: {_plain(text)}."
+    return f"{label}:{_line(root, steps)}: {_dotted(steps) or 'this file'}: {plain(text)}."
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """msgspec's type names in the words of somebody who writes YAML."""
     words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
     words |= {"object": "a mapping (key: value)", "array": "a list", "null": "nothing"}

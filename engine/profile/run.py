@@ -4,54 +4,56 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from engine.profile import document
 from engine.profile.document import ProfileError
+from engine.profile.hardware import Count, NonNegative, Positive
 
 
 class RunModel(msgspec.Struct, frozen=True, kw_only=True):
     """The transformer of a run; `head_dim` where it is not hidden / heads."""
 
     name: str = "model"
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int | None = None
-    ffn: int | None = None
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count | None = None
+    ffn: Count | None = None
     gated_mlp: bool = False
-    vocab: int = 50304
+    vocab: Count = 50304
     tied_embeddings: bool = False
-    seq: int = 2048
-    head_dim: int | None = None
-    experts: int = 1
-    topk: int = 1
-    shared_experts: int = 0
-    dense_layers: int = 0
+    seq: Count = 2048
+    head_dim: Count | None = None
+    experts: Count = 1
+    topk: Count = 1
+    shared_experts: Annotated[int, Meta(ge=0)] = 0
+    dense_layers: Annotated[int, Meta(ge=0)] = 0
 
 
 class RunParallel(msgspec.Struct, frozen=True, kw_only=True):
     """Group sizes; what is missing is 1, and `dp` what the GPUs leave over."""
 
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    dp: int | None = None
-    ep: int = 1
-    vpp: int | None = None
-    zero: int | None = None
-    zero_group: int | None = None
+    tp: Count = 1
+    cp: Count = 1
+    pp: Count = 1
+    dp: Count | None = None
+    ep: Count = 1
+    vpp: Count | None = None
+    zero: Annotated[int, Meta(ge=0, le=3)] | None = None
+    zero_group: Count | None = None
     sequence_parallel: bool | None = None
 
 
 class RunBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences a microbatch on one device, and sequences an optimizer step."""
 
-    micro: int | None = None
+    micro: Count | None = None
     # `global` is a Python keyword.
-    whole: int | None = msgspec.field(default=None, name="global")
+    whole: Count | None = msgspec.field(default=None, name="global")
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +61,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     hardware: str
-    gpus: int
+    gpus: Count
     model: RunModel
     source: str = "unnamed"
     table: str = ""
@@ -68,17 +70,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     interconnect: str | None = None
     overlap: str | None = None
-    gpus_per_node: int = 8
-    internode_gbps_per_node: float | None = None
-    power_limit_w: float | None = None
-    sm_clock_mhz: float | None = None
+    gpus_per_node: Count = 8
+    internode_gbps_per_node: Positive | None = None
+    power_limit_w: Positive | None = None
+    sm_clock_mhz: Positive | None = None
     precision: str = "bf16"
     recompute: str | None = None
     stack: str | None = None
-    optimizer_bytes: float | None = None
+    optimizer_bytes: NonNegative | None = None
     parallel: RunParallel = RunParallel()
     batch: RunBatch = RunBatch()
-    measured: dict[str, float | str | None] = {}
+    measured: dict[str, Any] = {}
 
     @property
     def words(self) -> str:
@@ -123,7 +125,8 @@ def read(path: Path) -> tuple[list[Run], list[tuple[str, str]]]:
         try:
             good.append(msgspec.convert(row, Run))
         except msgspec.ValidationError as error:
-            bad.append((name, str(error).replace("`", "'")))
+            text, _, where = str(error).partition(" - at `$")
+            bad.append((name, f"{where.strip('`.') or 'the row'}: {document.plain(text)}."))
     if not rows:
         raise ProfileError(f"{path}: 'runs' is empty; there is nothing to compare.")
     return good, bad

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import numpy as np
 import pytest
@@ -91,9 +93,8 @@ def test_sharding_never_raises_memory() -> None:
 @settings(max_examples=30)
 @given(plans, st.sampled_from([2, 4, 8]))
 def test_more_gpus_never_raise_memory_under_zero(p: Plan, times: int) -> None:
-    sharded = msgspec.structs.replace(
-        p, parallelism=msgspec.structs.replace(p.parallelism, zero=max(1, p.parallelism.zero))
-    )
+    shape = msgspec.structs.replace(p.parallelism, zero=max(1, p.parallelism.zero))
+    sharded = msgspec.structs.replace(p, parallelism=shape)
     wide = msgspec.structs.replace(sharded, global_batch=sharded.global_batch * times)
     few, many = predict(LLAMA, sharded, H200, CORE), predict(LLAMA, wide, larger(H200, times), CORE)
     assert many.memory.total_gib <= few.memory.total_gib + 1e-9
@@ -133,13 +134,8 @@ def test_units_agree() -> None:
 
 def test_columns_say_what_single_plans_say() -> None:
     """A thousand plans at once and one at a time are the same numbers: there is one model."""
-    cases = [
-        plan(tensor=t, pipeline=p, microbatch=m, zero=z)
-        for t in (1, 2, 4)
-        for p in (1, 2, 4)
-        for m in (1, 2)
-        for z in (0, 1, 3)
-    ]
+    shapes = itertools.product((1, 2, 4), (1, 2, 4), (1, 2), (0, 1, 3))
+    cases = [plan(tensor=t, pipeline=p, microbatch=m, zero=z) for t, p, m, z in shapes]
     w = columns([(LLAMA, one, H200) for one in cases], [replicas(LLAMA, one, H200) for one in cases])
     at_once = iteration(w, H200.device, rates(H200.device, CORE, "bf16")).iteration_s
     alone = [predict(LLAMA, one, H200, CORE).iteration_s for one in cases]
@@ -181,10 +177,8 @@ def test_zero_bubble_shortens_the_bubble() -> None:
 
 def test_a_tensor_group_over_numa_nodes_is_slower_where_no_switch_joins_them() -> None:
     mi250 = catalog.cluster("mi250x32")
-    inside, across = (
-        predict(LLAMA, msgspec.structs.replace(plan(tensor=t), precision="fp16"), mi250, CORE).communication[0]
-        for t in (2, 4)
-    )
+    plans_ = [msgspec.structs.replace(plan(tensor=t), precision="fp16") for t in (2, 4)]
+    inside, across = (predict(LLAMA, p, mi250, CORE).communication[0] for p in plans_)
     assert (inside.link, across.link) == ("nvlink", "numa")
     assert across.seconds / across.bytes > 3 * inside.seconds / inside.bytes
 

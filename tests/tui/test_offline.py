@@ -1,0 +1,119 @@
+"""The commands without a node, as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.profile import catalog
+from tui.cli import main
+from tui.offline import PARTS, bar
+
+PREDICT = ["predict", "--model", "llama3-70b", "--cluster", "h100x64-400g", "--plan"]
+KEYS = {
+    "iteration_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "hardware_tflops_per_gpu", "mfu",
+    "memory_gib", "fits", "breakdown", "communication", "power_w", "energy_j", "tokens_per_joule", "samples_per_kwh",
+    "temperature_c", "advice",
+}  # fmt: skip
+BREAKDOWN = {
+    "compute_s", "attention_s", "elementwise_s", "tp_s", "pp_s", "dp_s", "cp_s", "ep_s", "bubble_s", "optimizer_s",
+    "exposed_comm_s",
+}  # fmt: skip
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "name: mine\nparallelism: {tensor: 4, pipeline: 4, context: 2, interleave: 5}\nprecision: bf16\n"
+        "global_batch: 128\nsequence: 8192\nstack: megatron-core-2024\n"
+    )
+    return str(path)
+
+
+def test_predict_json(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that was measured (14.72 s, DGX Cloud recipes): the keys, and a band that holds it."""
+    assert main([*PREDICT, plan, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) >= KEYS
+    assert set(told["breakdown"]) >= BREAKDOWN
+    assert {"parallelism", "link", "bytes", "count", "achieved_fraction"} <= set(told["communication"][0])
+    assert told["iteration_s"] == pytest.approx(14.72, rel=0.05)
+    assert told["band"][0] < 14.72 < told["band"][1]
+    seen = [told["breakdown"][name] for name, _, _ in PARTS]
+    assert sum(seen) == pytest.approx(told["iteration_s"])
+
+
+def test_predict_to_read(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PREDICT, plan]) == 0
+    text = capsys.readouterr().out
+    assert "TP4 PP4 CP2" in text
+    assert "matrix products" in text
+    assert max(len(line) for line in text.splitlines() if not line.startswith("  - ")) <= 120
+
+
+def test_bars_are_full() -> None:
+    assert len(bar([1.0] * len(PARTS))) == 48
+    assert bar([1.0] + [0.0] * (len(PARTS) - 1)) == PARTS[0][2] * 48
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([*PREDICT, "compute-bound", "--model", "nothing"], "There is no model named 'nothing'"),
+        ([*PREDICT[:-1], "--plan", "communication-boundd"], "Did you mean 'communication-bound'"),
+        (["validate", "nowhere.yaml"], "There is no file nowhere.yaml"),
+        (["calibrate", "nowhere.yaml", "-o", "x"], "There is no file nowhere.yaml"),
+    ],
+)
+def test_mistakes_are_sentences(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_plan_that_cannot_be_laid_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("name: bad\nparallelism: {tensor: 3}\n")
+    assert main([*PREDICT, str(path)]) == 2
+    assert "tensor 3 does not divide the 64 heads of llama3-70b; 1, 2, 4, 8, 16 do." in capsys.readouterr().err
+
+
+def test_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (catalog.ROOT / "runs" / "published.yaml").read_text().splitlines()
+    path = tmp_path / "some.yaml"
+    path.write_text("\n".join([*lines[: lines.index("runs:") + 20], "- {id: odd, hardware: none, gpus: 8, model: {}}"]))
+    assert main(["validate", str(path), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["n"] == 19
+    assert told["failed"][0]["id"] == "odd"
+    assert {"median_abs_error", "mean_abs_error", "p90_abs_error", "max_abs_error", "groups", "rows", "memory"} <= set(
+        told
+    )
+    assert {"id", "metric", "measured", "predicted", "error"} <= set(told["rows"][0])
+    assert {"by", "name", "n", "median_abs_error"} <= set(told["groups"][0])
+    assert main(["validate", str(path)]) == 1
+    assert "1 rows failed" in capsys.readouterr().out
+
+
+def test_calibrate_writes_where_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (catalog.ROOT / "runs" / "published.yaml").read_text().splitlines()
+    path = tmp_path / "some.yaml"
+    path.write_text("\n".join(lines[: lines.index("runs:") + 7]))
+    out = tmp_path / "new" / "mine.yaml"
+    assert main(["calibrate", str(path), "--hardware", "h100-sxm-80g", "-o", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["n"] == 6
+    assert {"before", "after", "left_out"} <= set(told)
+    assert catalog.device(str(out)).name == "h100-sxm-80g"
+    assert main(["calibrate", str(path), "--hardware", "h100-sxm-80g", "-o", str(path / "below")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_reportcard(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reportcard", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"id", "claim", "claimed", "value", "verdict", "why"} <= set(told[0])
+    assert main(["reportcard"]) == 0
+    assert "CONTRADICTED BY ARITHMETIC" in capsys.readouterr().out
