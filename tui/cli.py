@@ -59,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--json", action="store_true", help="one JSON object")
     card = commands.add_parser("reportcard", help="the source text's figures beside the model's own")
     card.add_argument("--json", action="store_true", help="one JSON list")
+    bench = commands.add_parser("bench", help="how fast it is on this machine")
+    bench.add_argument("what", choices=["predict"], help="predict: one plan at a time, and a column of plans")
+    bench.add_argument("--json", action="store_true", help="one JSON object")
     commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
     profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
     profiles.add_argument("kind", nargs="?", help="device, node type, model, cluster, plan, policy or stack")
@@ -184,6 +187,7 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "validate": _offline,
     "calibrate": _offline,
     "reportcard": _offline,
+    "bench": _offline,
     "hook": _hook,
     "profiles": _profiles,
     "audit": _audit,

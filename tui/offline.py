@@ -151,6 +151,21 @@ def reportcard(given: Any) -> int:
     return 0
 
 
+def bench(given: Any) -> int:
+    """Print how fast predictions are."""
+    from engine.control.bench import predictions
+
+    found = predictions()
+    if given.json:
+        print(_json(found))
+    else:
+        one, many = found["predict_ms"], found["columns"]
+        print(f"one prediction    {one['median']:.2f} ms median, {one['p90']:.2f} ms 90th percentile")
+        print(f"columns of plans  {many['plans_per_s']:,.0f} plans a second ({many['plans']:,} at once, one core)")
+        print(f"peak memory       {found['peak_rss_mb']:.0f} MB")
+    return 0
+
+
 def card_text(line: Line) -> str:
     """One figure: claim, the model's value, verdict and why."""
     values = [f"claimed {_value(line.claimed)}"] if line.claimed is not None else []

@@ -153,16 +153,20 @@ def data(w: Work, rates: Rates, fabric_peak: float, dense: Column, experts: Colu
     spread = path(w, rates, Group(peers, w.tp * w.ep), fabric_peak)
     expert = collective(rates, spread, peers, rates.gradient_bytes * experts, 1.5, (experts > 0).astype(float))
     owners = np.where((w.zero >= 1) & ~three & (group > 1), rates.owner_s * group, 0.0)
-    seconds = wide.seconds + gathered.seconds + whole * again.seconds + expert.seconds + owners
-    volume = wide.bytes + gathered.bytes + whole * again.bytes + expert.bytes
-    count = wide.count + gathered.count + whole * again.count + expert.count
+    parts = ((wide, 1.0), (gathered, 1.0), (again, whole), (expert, 1.0))
+    seconds = sum((t.seconds * n for t, n in parts), owners)
+    volume = sum((t.bytes * n for t, n in parts), np.zeros(len(w)))
+    count = sum((t.count * n for t, n in parts), np.zeros(len(w)))
+    # Over several links the datasheet's bandwidth is the one at which these bytes would take the sum of their times.
+    ideal = sum((t.bytes * n / t.peak for t, n in parts), np.zeros(len(w)))
+    peak = np.where(three | (ideal <= 0), along.peak, volume / np.maximum(ideal, 1e-30))
     link = np.maximum(along.link, spread.link * (experts > 0))
     total = Traffic(
         np.where(three, gathers.link, link * (count > 0)),
         np.where(three, gathers.bytes, volume),
         np.where(three, gathers.count, count),
         np.where(three, gathers.seconds, seconds),
-        along.peak,
+        peak,
     )
     bare = np.where(three, 2 * gathers.seconds / np.maximum(gathers.count, 1.0), once.seconds / buckets + owners)
     return total, Traffic(total.link, total.bytes * 0, total.count * 0, np.minimum(bare, total.seconds), along.peak)

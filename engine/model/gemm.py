@@ -58,8 +58,8 @@ def matmul_s(rates: Rates, fp8: Column | float, rows: Column, inner: Column, col
     narrow = inner / (1.0 + np.asarray(fp8))
     share = outputs / (outputs + rates.half_outputs) * narrow / (narrow + rates.half_inner)
     peak = np.where(fp8, rates.peak_fp8 * rates.best_fp8, rates.peak * rates.best)
-    width = np.where(fp8, 1.0, 2.0)
-    moved = width * (rows * inner + inner * columns) + 2.0 * outputs
+    width = np.where(fp8, 1.0, rates.element)
+    moved = width * (rows * inner + inner * columns) + rates.element * outputs
     return np.maximum(2.0 * rows * inner * columns / (peak * share), moved / rates.hbm) + rates.kernel_s
 
 

@@ -44,6 +44,7 @@ def replicas(model: Model, plan: Plan, cluster: Cluster) -> int:
             f"zero_group {p.zero_group} does not divide the {dp * p.context} data-parallel ranks; "
             f"{_divisors(dp * p.context, 64)} do."
         )
+    _check_limits(plan, cluster)
     step = dp * plan.optimizations.microbatch
     if plan.global_batch % step:
         lower, upper = plan.global_batch // step * step, -(-plan.global_batch // step) * step
@@ -53,6 +54,20 @@ def replicas(model: Model, plan: Plan, cluster: Cluster) -> int:
             f"{plan.optimizations.microbatch} = {step}; {near} would be."
         )
     return dp
+
+
+def _check_limits(plan: Plan, cluster: Cluster) -> None:
+    device, o = cluster.device, plan.optimizations
+    watts, clock = device.power_limit_w, device.clock
+    if o.power_limit_w is not None and not watts.min <= o.power_limit_w <= watts.max:
+        raise PlanError(
+            f"power_limit_w {o.power_limit_w:g} is outside what {device.name} takes: {watts.min:g} to {watts.max:g} W."
+        )
+    if o.sm_clock_mhz is not None and not clock.idle <= o.sm_clock_mhz <= clock.max:
+        raise PlanError(
+            f"sm_clock_mhz {o.sm_clock_mhz:g} is outside what {device.name} runs at: "
+            f"{clock.idle:g} to {clock.max:g} MHz."
+        )
 
 
 def _check_stages(model: Model, plan: Plan) -> None:

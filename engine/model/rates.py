@@ -13,6 +13,7 @@ class Rates:
 
     peak: float  # dense peak of the plan's 16- or 32-bit precision, FLOP/s
     peak_fp8: float
+    element: float  # bytes of a value outside fp8 products
     best: float
     best_fp8: float
     half_outputs: float
@@ -55,6 +56,7 @@ def rates(device: Device, stack: Stack, precision: str) -> Rates:
     sixteen = "bf16" if precision == "fp8" else precision
     return Rates(
         peak=device.peak_flops(sixteen),
+        element=4.0 if precision in ("tf32", "fp32") else 2.0,
         peak_fp8=device.peak_flops("fp8") if precision == "fp8" else device.peak_flops(sixteen),
         best=curve.best,
         best_fp8=curve.best_fp8 * stack.fp8_rate,

@@ -218,7 +218,7 @@ def _cluster(run: Run, assumed: list[str]) -> Cluster:
     kind = msgspec.structs.replace(base, gpus=per_node, numa=(tuple(range(per_node)),))
     gbps = run.node_gbps
     if gbps is None:
-        gbps = base.nic.gb_s * 8
+        gbps = base.nic.gb_s * 8 * min(1.0, run.gpus_per_node / base.gpus)
         if run.gpus > per_node:
             assumed.append(f"{gbps:.0f} Gbit/s a node")
     count = -(-run.gpus // per_node)

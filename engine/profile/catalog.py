@@ -107,13 +107,12 @@ def stack(name: str) -> Stack:
 
 
 def stack_of(framework: str | None, year: int | None = None) -> Stack:
-    """The stack of a framework as runs name it: the first whose words occur in it and whose years fit; else pytorch."""
+    """The stack of a framework as runs name it: of those whose years fit, the one whose longest word occurs in it;
+    pytorch when there is none."""
     text, when = (framework or "").lower(), year or 2100
-    for name in names("stack"):
-        found = stack(name)
-        if found.years[0] <= when <= found.years[1] and any(word in text for word in found.frameworks):
-            return found
-    return stack("pytorch")
+    fits = [found for found in map(stack, names("stack")) if found.years[0] <= when <= found.years[1]]
+    known = [(len(word), found.name) for found in fits for word in found.frameworks if word in text]
+    return stack(max(known)[1] if known else "pytorch")
 
 
 def thermal_policy(name: str) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import msgspec
@@ -15,7 +16,7 @@ from engine.model.iteration import iteration
 from engine.model.predict import PlanError, predict, replicas
 from engine.model.rates import rates
 from engine.model.work import columns
-from engine.profile import Cluster, Network, Optimizations, Parallelism, Plan, catalog
+from engine.profile import Cluster, Network, Optimizations, Parallelism, Plan, ProfileError, catalog
 
 H200 = catalog.cluster("h200x32-400g")
 LLAMA = catalog.model("llama3-8b")
@@ -142,6 +143,55 @@ def test_columns_say_what_single_plans_say() -> None:
     assert at_once == pytest.approx(np.array(alone), rel=1e-12)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(catalog.names("model")),
+    st.sampled_from(catalog.names("cluster")),
+    st.sampled_from(catalog.names("stack")),
+    st.builds(
+        Plan,
+        name=st.just("any"),
+        parallelism=st.builds(
+            Parallelism,
+            tensor=st.sampled_from([1, 2, 4, 8, 16]),
+            pipeline=st.sampled_from([1, 2, 4, 8]),
+            context=st.sampled_from([1, 2]),
+            expert=st.sampled_from([1, 2, 8]),
+            interleave=st.sampled_from([1, 2]),
+            sequence_parallel=st.booleans(),
+            zero=st.sampled_from([0, 1, 2, 3]),
+            zero_group=st.sampled_from([None, 2]),
+            stages=st.sampled_from(["even", "ends"]),
+            zero_bubble=st.booleans(),
+        ),
+        optimizations=st.builds(
+            Optimizations,
+            activation=st.sampled_from(["stash", "selective", "alternate", "recompute"]),
+            overlap=st.booleans(),
+            microbatch=st.sampled_from([1, 2, 4]),
+            async_tensor=st.booleans(),
+            power_limit_w=st.sampled_from([None, 250.0]),
+        ),
+        precision=st.sampled_from(["bf16", "fp16", "fp8", "tf32", "fp32"]),
+        global_batch=st.sampled_from([64, 256]),
+    ),
+)
+def test_whatever_is_asked_ends_in_numbers_or_a_sentence(model: str, cluster: str, stack: str, p: Plan) -> None:
+    try:
+        found = predict(catalog.model(model), p, catalog.cluster(cluster), catalog.stack(stack))
+    except (PlanError, ProfileError) as error:
+        assert str(error).endswith(".")
+        return
+    numbers = [getattr(found.breakdown, f.name) for f in dataclasses.fields(found.breakdown)]
+    numbers += [found.memory.total_gib, found.power_w, found.mfu, found.temperature_c, found.pace.fill]
+    assert all(np.isfinite(v) and v >= 0 for v in numbers)
+    assert 0 < found.mfu < 1
+    assert all(0 < t.achieved_fraction <= 1 for t in found.communication)
+    assert all(t.link != "none" for t in found.communication)
+    b = found.breakdown
+    assert b.exposed_comm_s <= (b.tp_s + b.pp_s + b.dp_s + b.cp_s + b.ep_s) * (1 + 1e-9)
+
+
 def test_what_recompute_and_overlap_trade() -> None:
     base = plan(tensor=2, microbatch=2)
     again = changed(base, activation="recompute")
@@ -225,6 +275,8 @@ def test_gpt3_on_32_h200_lands_where_such_runs_do() -> None:
         (plan(expert=2), "expert 2 does not divide the 1 experts of llama3-8b; 1 alone do"),
         (plan(pipeline=4, interleave=3), "does not divide the 32 layers of llama3-8b; 1, 2, 4, 8, 16, 32 do"),
         (plan(pipeline=2, stages=(20, 13)), "needs 2 stages of at least one layer, 32 in all"),
+        (limited(plan(), 100), "power_limit_w 100 is outside what h200-sxm-141g takes: 200 to 700 W"),
+        (changed(plan(), sm_clock_mhz=3000.0), "sm_clock_mhz 3000 is outside what h200-sxm-141g runs at"),
         (plan(zero_group=5), "zero_group 5 does not divide the 32 data-parallel ranks"),
     ],
 )

@@ -111,6 +111,13 @@ def test_calibrate_writes_where_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "predict", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["predict_ms"]["median"] > 0
+    assert told["columns"]["plans_per_s"] > 0
+
+
 def test_reportcard(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reportcard", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

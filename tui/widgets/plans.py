@@ -10,7 +10,7 @@ from engine.model.predict import Prediction
 from tui.widgets.figures import large, number
 from tui.widgets.pane import Pane
 
-HEAD = f"{'plan':<17}{'step s':>7}{'tok/s':>6}{'GiB':>5}{'C':>4}{'tok/J':>6}{'MFU':>5}"
+HEAD = f"{'plan':<17}{'step s':>7}{'tok/s':>6}{'GiB':>5}{'C':>4}{'tok/J':>6}{'MFU':>5}{'+/-':>5}"
 
 
 class Plans(Pane):
@@ -39,11 +39,12 @@ def plans(title: str, rows: Sequence[tuple[str, Prediction | str]]) -> Text:
         memory = number(found.memory.total_gib)
         line = (
             f"{'>' if leads else ' '} {label:<17.17}{found.iteration_s:>7.2f}{large(found.tokens_per_s):>6}"
-            f"{memory:>5}{found.temperature_c:>4.0f}{found.tokens_per_joule:>6.2f}{found.mfu:>5.0%}\n"
+            f"{memory:>5}{found.temperature_c:>4.0f}{found.tokens_per_joule:>6.2f}{found.mfu:>5.0%}{found.confidence.band:>5.0%}\n"
         )
         text.append(line, "bold" if leads else "" if found.fits else "red")
         if not found.fits:
             text.append(f"    too big by {-found.headroom_gib:.0f} GiB a GPU\n", "red")
     text.append("\n> fastest that fits; the first row runs now.\n", "dim")
     text.append("C: hottest GPU, settled. tok/J: GPUs and hosts.\n", "dim")
+    text.append("+/-: held four of five runs that the fit never saw.\n", "dim")
     return text
