@@ -54,6 +54,7 @@ def prediction_json(found: Prediction, model: str, cluster: str) -> dict[str, An
         "mfu": found.mfu,
         "memory_gib": found.memory.total_gib,
         "memory": asdict(found.memory),
+        "stages_gib": list(found.stages_gib),
         "capacity_gib": found.capacity_gib,
         "headroom_gib": found.headroom_gib,
         "fits": found.fits,

@@ -35,6 +35,12 @@ class Traffic:
         rate = self.bytes / np.maximum(self.seconds, 1e-12)
         return np.where(self.seconds > 0, rate / self.peak, 0.0)
 
+    def times(self, factor: Column) -> Traffic:
+        """This traffic `factor` times over."""
+        return Traffic(
+            self.link * (factor > 0), self.bytes * factor, self.count * factor, self.seconds * factor, self.peak
+        )
+
 
 @dataclass(frozen=True)
 class Group:
@@ -125,51 +131,49 @@ def pipeline(w: Work, rates: Rates, fabric_peak: float) -> Traffic:
     return sends(rates, along, payload, 2 * w.vpp * w.microbatches)
 
 
-def data(w: Work, rates: Rates, fabric_peak: float, dense: Column, experts: Column) -> tuple[Traffic, Traffic]:
+def data(w: Work, rates: Rates, fabric_peak: float, dense: Column, experts: Column) -> tuple[Traffic, Column]:
     """Gradients reduced and weights gathered: once an iteration, or, with weights sharded (ZeRO-3), each microbatch.
 
     ZeRO (Rajbhandari et al. 2020, section 7): scatter and gather take the place of the all-reduce, and a third pass
-    gathers the weights again. Expert weights are reduced over the ranks that hold the same experts. Returns the
-    traffic, and the part of it that nothing can hide: the first gather and the last scatter of a step.
+    gathers the weights again. Where a group smaller than all replicas shares the states, gradients are still reduced
+    over all of them. Expert weights travel between the ranks that hold the same experts. Returns the traffic, and the
+    seconds of it that nothing can hide: the first gather and the last scatter of a step.
     """
     size = w.dp * w.cp
-    along = path(w, rates, Group(size, w.tp), fabric_peak)
-    held = dense + experts
-    three = w.zero >= 3
+    group = np.where(w.zero >= 1, np.minimum(w.zero_group, size), size)
+    peers = np.maximum(1.0, size * np.where(w.ep > 1, w.tp, 1.0) / w.ep)
+    everywhere = path(w, rates, Group(size, w.tp), fabric_peak)
+    within = path(w, rates, Group(group, w.tp), fabric_peak)
+    between = path(w, rates, Group(size / group, w.tp * group), fabric_peak)
+    alike = path(w, rates, Group(peers, np.where(w.ep > 1, w.ep, w.tp)), fabric_peak)
+
+    wire, one = rates.gradient_bytes, np.ones(len(w))
+    buckets = np.maximum(1.0, np.round(wire * dense / BUCKET_BYTES))
+    reduced = collective(rates, everywhere, size, wire * dense / buckets, 1.0, buckets)
+    back = np.where(w.zero >= 1, 2.0, wire)
+    gathered = collective(rates, within, group, back * dense / buckets, 1.0, buckets)
+    whole = reduced.times((group < size).astype(float))
+    expert_weights = collective(rates, alike, peers, wire * experts, 1.5, one * (experts > 0))
+    once = _together(reduced, gathered, whole, expert_weights)
+    owners = np.where((w.zero >= 1) & (group > 1), rates.owner_s * group, 0.0)
+
     layers = np.maximum(w.layers / w.pp, 1.0)
-    m = w.microbatches
-    gathers = collective(rates, along, size, 2.0 * held / layers, 1.0, 3 * layers * m)
-    once = collective(rates, along, size, dense, 1.0, np.ones(len(w)))
-    buckets = np.maximum(1.0, np.round(rates.gradient_bytes * dense / BUCKET_BYTES))
-    wide = collective(rates, along, size, rates.gradient_bytes * dense / buckets, 1.0, buckets)
-    group = np.minimum(w.zero_group, size)
-    sharing = path(w, rates, Group(np.where(w.zero >= 1, group, size), w.tp), fabric_peak)
-    back = np.where(w.zero >= 1, 2.0, rates.gradient_bytes)
-    gathered = collective(rates, sharing, np.where(w.zero >= 1, group, size), back * dense / buckets, 1.0, buckets)
-    # Where states are shared by fewer ranks than there are replicas, gradients are still reduced over all of them.
-    whole = (w.zero >= 1) & (group < size)
-    again = collective(rates, along, size, rates.gradient_bytes * dense / buckets, 1.0, buckets)
-    peers = np.maximum(1.0, size / w.ep)
-    spread = path(w, rates, Group(peers, w.tp * w.ep), fabric_peak)
-    expert = collective(rates, spread, peers, rates.gradient_bytes * experts, 1.5, (experts > 0).astype(float))
-    owners = np.where((w.zero >= 1) & ~three & (group > 1), rates.owner_s * group, 0.0)
-    parts = ((wide, 1.0), (gathered, 1.0), (again, whole), (expert, 1.0))
-    seconds = sum((t.seconds * n for t, n in parts), owners)
-    volume = sum((t.bytes * n for t, n in parts), np.zeros(len(w)))
-    count = sum((t.count * n for t, n in parts), np.zeros(len(w)))
-    # Over several links the datasheet's bandwidth is the one at which these bytes would take the sum of their times.
-    ideal = sum((t.bytes * n / t.peak for t, n in parts), np.zeros(len(w)))
-    peak = np.where(three | (ideal <= 0), along.peak, volume / np.maximum(ideal, 1e-30))
-    link = np.maximum(along.link, spread.link * (experts > 0))
-    total = Traffic(
-        np.where(three, gathers.link, link * (count > 0)),
-        np.where(three, gathers.bytes, volume),
-        np.where(three, gathers.count, count),
-        np.where(three, gathers.seconds, seconds),
-        peak,
+    passes = 3 * layers * w.microbatches
+    shards = collective(rates, within, group, 2.0 * dense / layers, 1.0, passes)
+    expert_shards = collective(rates, alike, peers, 2.0 * experts / layers, 1.0, passes * (experts > 0))
+    copies = collective(rates, between, size / group, wire * dense / group, 2.0, one)
+    sharded = _together(shards, expert_shards, copies)
+
+    three = w.zero >= 3
+    found = Traffic(
+        np.where(three, sharded.link, once.link),
+        np.where(three, sharded.bytes, once.bytes),
+        np.where(three, sharded.count, once.count),
+        np.where(three, sharded.seconds, once.seconds + owners),
+        np.where(three, sharded.peak, once.peak),
     )
-    bare = np.where(three, 2 * gathers.seconds / np.maximum(gathers.count, 1.0), once.seconds / buckets + owners)
-    return total, Traffic(total.link, total.bytes * 0, total.count * 0, np.minimum(bare, total.seconds), along.peak)
+    first = np.where(three, 2.0 * shards.seconds / np.maximum(passes, 1.0), gathered.seconds / buckets + owners)
+    return found, np.minimum(first, found.seconds)
 
 
 def expert(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic:
@@ -194,3 +198,14 @@ def expert(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic
     peak = np.where(beyond, port, fabric_peak)
     link = np.where(count > 0, np.where(beyond, 3.0, 1.0), 0.0)
     return Traffic(link, np.where(beyond, across, inside) * count, count, seconds, peak)
+
+
+def _together(*parts: Traffic) -> Traffic:
+    """Traffic one after another. Over several links the datasheet's bandwidth is the one at which all these bytes
+    would take the sum of their times."""
+    seconds = np.sum([t.seconds for t in parts], axis=0)
+    volume = np.sum([t.bytes for t in parts], axis=0)
+    ideal = np.sum([t.bytes / t.peak for t in parts], axis=0)
+    peak = np.where(ideal > 0, volume / np.maximum(ideal, 1e-30), parts[0].peak)
+    link = np.max([t.link for t in parts], axis=0)
+    return Traffic(link, volume, np.sum([t.count for t in parts], axis=0), seconds, peak)

@@ -140,12 +140,11 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
     backward_s = slow_layers * (backward.at_clock(share).total_s + once_more * forward.at_clock(share).total_s)
     three = w.zero >= 3
     room = np.where(three, m * slow.total_s, backward_s + np.where(w.zero >= 1, 0.5, 0.0) * backward_s)
-    hidden = overlap * rates.data_hidden * np.minimum(np.maximum(dp.seconds - bare.seconds, 0.0), room)
+    hidden = overlap * rates.data_hidden * np.minimum(np.maximum(dp.seconds - bare, 0.0), room)
     dp_seen = dp.seconds - (1 - rates.beside) * hidden
 
     exposed = m * (slow_seen + pp_each) + dp_seen
-    shard = np.where(w.zero >= 1, np.minimum(w.zero_group, w.dp * w.cp), 1.0)
-    owned = dense / shard + experts / np.where(w.zero >= 1, np.maximum(1.0, shard / w.ep), 1.0)
+    owned = memory.owned(w, dense, experts, w.zero >= 1)
     optimizer = owned * rates.optimizer_bytes * np.maximum(w.state_bytes, 4.0) / 12.0 / rates.hbm
     optimizer = np.where(rates.offload_s > 0, owned * rates.offload_s, optimizer)
     busy = m * slow.total_s
@@ -160,11 +159,11 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
         straggler_s=lost,
         host_s=np.full(len(w), rates.host_s),
         traffic={
-            "tensor": _scaled(tp, slow_layers),
+            "tensor": tp.times(slow_layers),
             "pipeline": pp,
             "data": dp,
-            "context": _scaled(cp, slow_layers),
-            "expert": _scaled(ep, slow_layers),
+            "context": cp.times(slow_layers),
+            "expert": ep.times(slow_layers),
         },
         microbatch_clocked_s=slow.matmul_s + slow.attention_s,
         microbatch_fixed_s=slow.elementwise_s + slow_seen + pp_each,
@@ -172,7 +171,3 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
         once_s=optimizer + dp_seen + lost + rates.host_s,
         clock_mhz=np.broadcast_to(clock, (len(w),)),
     )
-
-
-def _scaled(traffic: Traffic, layers: Column) -> Traffic:
-    return Traffic(traffic.link, traffic.bytes * layers, traffic.count * layers, traffic.seconds * layers, traffic.peak)

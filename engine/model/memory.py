@@ -61,6 +61,14 @@ def parameters(w: Work, layers: Column, tables: Column) -> tuple[Column, Column]
     return dense, layers * sparse * w.mlp_matrices * h * w.ffn * w.experts / split
 
 
+def owned(w: Work, dense: Column, experts: Column, sharded: Any) -> Column:
+    """Weights that one GPU owns where they are `sharded` over its group, else all of them; experts are shared by the
+    ranks that hold the same ones."""
+    group = np.minimum(w.zero_group, w.dp * w.cp)
+    alike = np.maximum(1.0, group * np.where(w.ep > 1, w.tp, 1.0) / w.ep)
+    return dense / np.where(sharded, group, 1.0) + experts / np.where(sharded, alike, 1.0)
+
+
 def layer_stash_bytes(w: Work, rates: Rates) -> Column:
     """Bytes that one layer keeps of one microbatch for its backward pass.
 
@@ -83,39 +91,48 @@ def layer_stash_bytes(w: Work, rates: Rates) -> Column:
 
 
 def memory(w: Work, rates: Rates) -> Memory[Column]:
-    """The fullest stage: the first, which holds the most microbatches in flight, or the only one.
+    """The fullest stage: the first holds the most microbatches in flight, the last the head and its logits."""
+    first = stage(w, rates, np.zeros(len(w)))
+    inner = stage(w, rates, np.minimum(1.0, w.pp - 1))
+    last = stage(w, rates, w.pp - 1)
+    totals = np.stack([m.total_gib for m in (first, inner, last)])
+    fullest = totals.argmax(axis=0)
+    found: dict[str, Any] = {
+        f.name: np.choose(fullest, [getattr(m, f.name) for m in (first, inner, last)]) for f in fields(first)
+    }
+    return Memory(**found)
 
-    1F1B keeps as many microbatches as there are stages (Narayanan et al. 2021, section 2.2); v chunks a stage raise
-    that by 1 + (p - 1)/(p v) (Korthikanti et al. 2022, section 5).
+
+def stage(w: Work, rates: Rates, index: Column) -> Memory[Column]:
+    """GiB on a GPU of pipeline stage `index` (from 0).
+
+    States are divided as ZeRO has it (Rajbhandari et al. 2020, section 5). 1F1B keeps p - i microbatches on stage i
+    (Narayanan et al. 2021, section 2.2); with v chunks a stage 2 (p - i - 1) + (v - 1) p + 1 chunks are in flight,
+    which on the first is p (1 + (p - 1)/(p v)) microbatches (Korthikanti et al. 2022, section 5).
     """
-    layers = np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0.0))
-    tables = np.where(w.pp > 1, 1.0, w.tables)
+    first, last = index == 0, index == w.pp - 1
+    layers = np.where(last, w.last_layers, np.where(first, w.first_layers, w.widest_layers))
+    tables = np.where(w.pp > 1, 1.0 * first + 1.0 * last, w.tables)
     dense, experts = parameters(w, layers, tables)
     held = dense + experts
-    group = np.minimum(w.zero_group, w.dp * w.cp)
-    size = w.dp * w.cp
-
-    def shared(amount_dense: Column, amount_experts: Column, on: Any, over: Column) -> Column:
-        by = np.where(on, over, 1.0)
-        return amount_dense / by + amount_experts / np.where(on, np.maximum(1.0, over / w.ep), 1.0)
 
     three = w.zero >= 3
     piped = three & (w.pp > 1)  # a pipeline stage keeps its gathered weights between microbatches
-    weights = 2.0 * shared(dense, experts, three, size)
     one_layer = held / np.maximum(layers, 1.0)
     live = np.where(piped, held, np.where(three, 2 * one_layer + w.vocab * w.hidden / w.tp, 0.0))
-    weights = weights + 2.0 * live
-    gradients = rates.gradient_held * shared(dense, experts, w.zero >= 2, size)
+    weights = 2.0 * (owned(w, dense, experts, three) + live)
+    gradients = rates.gradient_held * owned(w, dense, experts, w.zero >= 2)
     gradients = gradients + np.where(piped, rates.gradient_held * held, np.where(three, 2.0 * one_layer, 0.0))
-    optimizer = w.state_bytes * shared(dense, experts, w.zero >= 1, np.where(three, size, group))
+    optimizer = w.state_bytes * owned(w, dense, experts, w.zero >= 1)
 
-    flight = np.minimum(w.pp, w.microbatches)
-    flight = np.where(w.vpp > 1, flight * (1 + (w.pp - 1) / (w.pp * w.vpp)), flight)
+    behind = w.pp - 1 - index
+    chunks = np.minimum(2 * behind + (w.vpp - 1) * w.pp + 1, w.microbatches * w.vpp)
+    flight = np.where(w.vpp > 1, chunks / w.vpp, np.minimum(behind + 1, w.microbatches))
     stash = layer_stash_bytes(w, rates)
     inputs = 2.0 * w.tokens * w.hidden / np.where(w.split_norms, w.tp, 1.0)
     per_layer = (1 - w.recompute) * stash + w.recompute * inputs
     activations = flight * layers * per_layer + np.where(w.recompute > 0, stash, 0.0)
-    logits = np.where(w.pp > 1, 0.0, rates.logits_kept * w.tokens * w.vocab / w.tp)
+    logits = last * rates.logits_kept * w.tokens * w.vocab / w.tp
     used = weights + gradients + optimizer + activations + logits
     return Memory(
         weights / GIB,

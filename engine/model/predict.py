@@ -13,7 +13,7 @@ from engine.model.communication import LINKS
 from engine.model.confidence import Confidence, confidence
 from engine.model.iteration import Iteration, iteration
 from engine.model.layout import PlanError, replicas
-from engine.model.memory import Memory, memory
+from engine.model.memory import Memory, memory, stage
 from engine.model.pace import Pace
 from engine.model.rates import rates
 from engine.model.work import columns
@@ -70,7 +70,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a plan does. `microbatches` run one after another on each of `dp` replicas."""
+    """What a plan does. `microbatches` run one after another on each of `dp` replicas; `memory` is of the fullest
+    pipeline stage, `stages_gib` of each."""
 
     plan: Plan
     dp: int
@@ -85,6 +86,7 @@ class Prediction:
     mfu: float
     communication: tuple[Traffic, ...]
     memory: Memory[float]
+    stages_gib: tuple[float, ...]
     capacity_gib: float
     activity: float
     busy_activity: float
@@ -167,6 +169,9 @@ def predict(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Predict
         mfu=flops / (seconds * cluster.gpus * device.peak_flops("bf16")),
         communication=traffic,
         memory=memory(w, constants).row(0),
+        stages_gib=tuple(
+            float(stage(w, constants, np.array([float(i)])).total_gib[0]) for i in range(plan.parallelism.pipeline)
+        ),
         capacity_gib=min(cluster.device_of(n).memory_gib for n in cluster.nodes),
         activity=activity,
         busy_activity=busy,

@@ -225,6 +225,32 @@ def test_zero_bubble_shortens_the_bubble() -> None:
     assert 0 < zb.breakdown.bubble_s < 0.7 * found.breakdown.bubble_s
 
 
+def test_each_stage_of_a_pipeline_has_its_own_memory() -> None:
+    """The first holds the most microbatches, those inside no table, the last the head and its logits."""
+    found = predict(LLAMA, plan(tensor=2, pipeline=4), H200, CORE)
+    first, second, third, last = found.stages_gib
+    assert first > second > third
+    assert last > third
+    assert found.memory.total_gib == max(found.stages_gib)
+    ends = predict(LLAMA, plan(pipeline=2, stages=(8, 24)), H200, CORE)
+    assert ends.stages_gib[1] > ends.stages_gib[0]
+
+
+def test_states_shared_in_the_node_save_network_and_cost_memory() -> None:
+    """Full sharding in the node, copies between nodes (HSDP): gathers stay on the fabric."""
+    everywhere, in_node = (predict(LLAMA, plan(zero=3, zero_group=g), H200, CORE) for g in (None, 8))
+    assert in_node.memory.total_gib > everywhere.memory.total_gib
+    assert in_node.breakdown.dp_s < everywhere.breakdown.dp_s
+
+
+def test_a_thin_spine_slows_what_climbs_it() -> None:
+    thin = msgspec.structs.replace(H200, network=Network(gbps_per_node=3200, leaf_nodes=2, spine_share=0.25))
+    wide = msgspec.structs.replace(H200, network=Network(gbps_per_node=3200))
+    slow, fast = (predict(LLAMA, plan(zero=1), c, CORE) for c in (thin, wide))
+    assert [t.link for t in slow.communication] == ["spine"]
+    assert slow.breakdown.dp_s > 2 * fast.breakdown.dp_s
+
+
 def test_a_tensor_group_over_numa_nodes_is_slower_where_no_switch_joins_them() -> None:
     mi250 = catalog.cluster("mi250x32")
     plans_ = [msgspec.structs.replace(plan(tensor=t), precision="fp16") for t in (2, 4)]
