@@ -51,16 +51,8 @@ class Iteration:
 
     @property
     def iteration_s(self) -> Column:
-        return (
-            self.compute_s
-            + self.attention_s
-            + self.elementwise_s
-            + self.optimizer_s
-            + self.bubble_s
-            + self.exposed_comm_s
-            + self.straggler_s
-            + self.host_s
-        )
+        total: Column = sum(getattr(self, name) for name in PARTS)
+        return total
 
     def activity(self, waiting: bool = True) -> Column:
         """Mean activity: each phase's share of the time times its activity; without waits, what the limiter sees."""

@@ -11,7 +11,7 @@ from engine.model import gemm, thermal
 from engine.model import power as power_model
 from engine.model.communication import LINKS
 from engine.model.confidence import Confidence, confidence
-from engine.model.iteration import Iteration, iteration
+from engine.model.iteration import PARTS, Iteration, iteration
 from engine.model.layout import PlanError, replicas
 from engine.model.memory import Memory, memory, stage
 from engine.model.pace import Pace
@@ -43,16 +43,7 @@ class Breakdown:
 
     @property
     def iteration_s(self) -> float:
-        return (
-            self.compute_s
-            + self.attention_s
-            + self.elementwise_s
-            + self.optimizer_s
-            + self.bubble_s
-            + self.exposed_comm_s
-            + self.straggler_s
-            + self.host_s
-        )
+        return float(sum(getattr(self, name) for name in PARTS))
 
 
 @dataclass(frozen=True, slots=True)
