@@ -10,6 +10,7 @@ from engine.model import communication, gemm, memory, pipeline, power
 from engine.model.communication import Traffic
 from engine.model.gemm import Times
 from engine.model.rates import Rates
+from engine.model.thermal import Chassis, hottest_c
 from engine.model.work import Column, Work
 from engine.profile import Device
 
@@ -163,3 +164,13 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
         once_s=optimizer + dp_seen + lost + rates.host_s,
         clock_mhz=np.broadcast_to(clock, (len(w),)),
     )
+
+
+def settled(w: Work, device: Device, chassis: Chassis, found: Iteration) -> tuple[Column, Column]:
+    """Mean board power of a GPU, W, and the hottest GPU's junction, C, once temperatures have settled: leakage grows
+    with temperature and temperature with leakage; two rounds settle them."""
+    activity, celsius = found.activity(), np.full(len(w), 60.0)
+    for _ in range(2):
+        watts = np.minimum(power.power_w(device, activity, found.clock_mhz, celsius), w.power_limit_w)
+        celsius = hottest_c(chassis, watts)
+    return watts, celsius

@@ -40,14 +40,23 @@ def power_w(
 def clock_under_limit(
     device: Device, activity: Floats | float, limit_w: Floats | float, temperature_c: Floats | float
 ) -> Floats:
-    """The highest clock (MHz, whole steps, not below idle) at which power stays within the limit."""
+    """The highest clock (MHz, whole steps, not below idle) at which power stays within the limit.
+
+    Power grows with the clock at any activity, so each row's clock is found by halving the range of steps.
+    """
     a, limit, t = np.broadcast_arrays(
         np.asarray(activity, float), np.asarray(limit_w, float), np.asarray(temperature_c, float)
     )
-    clocks = np.arange(device.clock.max, device.clock.idle - 0.5, -device.clock.step)
-    fits = power_w(device, a[..., None], clocks, t[..., None]) <= limit[..., None]
-    first = np.argmax(fits, axis=-1)
-    return np.asarray(np.where(fits.any(axis=-1), clocks[first], clocks[-1]))
+    steps = int((device.clock.max - device.clock.idle) / device.clock.step + 1e-9)
+    low, high = np.zeros(a.shape, np.int64), np.full(a.shape, steps)  # steps below the highest clock
+    free = power_w(device, a, device.clock.max, t) <= limit
+    if free.all():
+        return np.full(a.shape, device.clock.max)
+    for _ in range(steps.bit_length()):
+        middle = (low + high) // 2
+        fits = power_w(device, a, device.clock.max - middle * device.clock.step, t) <= limit
+        low, high = np.where(fits, low, np.minimum(middle + 1, steps)), np.where(fits, middle, high)
+    return np.asarray(device.clock.max - np.where(free, 0, high) * device.clock.step)
 
 
 def activity_of(

@@ -8,10 +8,9 @@ import msgspec
 import numpy as np
 
 from engine.model import gemm, thermal
-from engine.model import power as power_model
 from engine.model.communication import LINKS
 from engine.model.confidence import Confidence, confidence
-from engine.model.iteration import PARTS, Iteration, iteration
+from engine.model.iteration import PARTS, Iteration, iteration, settled
 from engine.model.layout import PlanError, replicas
 from engine.model.memory import Memory, memory, stage
 from engine.model.pace import Pace
@@ -133,10 +132,7 @@ def predict(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Predict
     breakdown = _breakdown(found)
     activity, busy = float(found.activity()[0]), float(found.activity(waiting=False)[0])
     clock = float(found.clock_mhz[0])
-    celsius = 60.0
-    for _ in range(2):  # leakage grows with temperature, temperature with leakage
-        watts = min(float(power_model.power_w(device, activity, clock, celsius)), float(w.power_limit_w[0]))
-        celsius = _hottest(cluster, watts)
+    watts, celsius = (float(v[0]) for v in settled(w, device, thermal.chassis_of(cluster), found))
     flops = float(w.tokens_per_iteration[0] * gemm.model_flops_per_token(w)[0])
     seconds = breakdown.iteration_s
     traffic = _traffic(found)
@@ -207,8 +203,3 @@ def _traffic(found: Iteration) -> tuple[Traffic, ...]:
         for name, t in found.traffic.items()
         if t.count[0]
     )
-
-
-def _hottest(cluster: Cluster, watts: float) -> float:
-    chassis = thermal.chassis_of(cluster)
-    return float(thermal.steady(chassis, np.full(len(chassis.inlet_c), watts)).junction_c.max())

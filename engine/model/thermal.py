@@ -73,6 +73,16 @@ def steady(chassis: Chassis, power_w: Floats) -> Heat:
     return Heat(sink + power_w * chassis.r_die, sink)
 
 
+def hottest_c(chassis: Chassis, power_w: Floats) -> Floats:
+    """Junction of the hottest GPU, settled, when every GPU draws `power_w`; one value for each power given.
+
+    With equal power every GPU's temperature is a line in it, and many GPUs share one.
+    """
+    slope = chassis.r_die + chassis.r_sink + np.where(chassis.front >= 0, chassis.preheat_k_w, 0.0)
+    lines = np.unique(np.stack([chassis.inlet_c, slope], axis=1), axis=0)
+    return np.asarray(np.max(lines[:, :1] + lines[:, 1:] * np.asarray(power_w, float), axis=0))
+
+
 def step(chassis: Chassis, heat: Heat, power_w: Floats, seconds: float) -> Heat:
     """Advance by `seconds`: each node of the network relaxes exponentially, so that any step is stable."""
     target_sink = air_c(chassis, power_w) + power_w * chassis.r_sink

@@ -64,3 +64,22 @@ def test_the_top_node_is_eleven_kelvin_hotter() -> None:
     chassis = thermal.chassis_of(catalog.cluster("h200x32"))
     settled = thermal.steady(chassis, np.full(32, 500.0)).junction_c
     assert settled[24:].max() - settled[:8].max() == pytest.approx(11, abs=0.01)
+
+
+@pytest.mark.parametrize("name", catalog.names("device"))
+def test_the_clock_under_a_limit_is_the_highest_step_that_fits(name: str) -> None:
+    """Found by halving, the same as by trying every step."""
+    device, random = catalog.device(name), np.random.default_rng(1)
+    activity, celsius = random.uniform(0, 1.3, 500), random.uniform(20, 100, 500)
+    limit = random.uniform(device.power_limit_w.min / 2, device.power_limit_w.max, 500)
+    steps = np.arange(device.clock.max, device.clock.idle - 0.5, -device.clock.step)
+    fits = power.power_w(device, activity[:, None], steps, celsius[:, None]) <= limit[:, None]
+    tried = np.where(fits.any(axis=1), steps[fits.argmax(axis=1)], steps[-1])
+    assert (power.clock_under_limit(device, activity, limit, celsius) == tried).all()
+
+
+@pytest.mark.parametrize("name", catalog.names("cluster"))
+def test_the_hottest_gpu_of_many_powers_is_the_networks_own(name: str) -> None:
+    chassis, watts = thermal.chassis_of(catalog.cluster(name)), np.array([100.0, 350.0, 700.0])
+    each = [thermal.steady(chassis, np.full(len(chassis.inlet_c), p)).junction_c.max() for p in watts]
+    assert thermal.hottest_c(chassis, watts) == pytest.approx(each)
