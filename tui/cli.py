@@ -47,6 +47,28 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("--cluster", required=True, metavar="C", help="a built-in cluster, or a file")
     predict.add_argument("--plan", required=True, metavar="P", help="a built-in plan, or a file")
     predict.add_argument("--json", action="store_true", help="one JSON object")
+    plan = commands.add_parser("plan", help="every plan that fits, ranked and explained")
+    plan.add_argument("--model", required=True, metavar="M", help="a built-in model, or a file")
+    plan.add_argument("--cluster", required=True, action="append", metavar="C", help="may be given several times")
+    plan.add_argument("--objective", default="tokens_per_s", metavar="NAME", help="default: %(default)s")
+    plan.add_argument("--where", action="append", default=[], metavar="'NAME<N'", help="a constraint, such as zero<=1")
+    plan.add_argument("--pareto", metavar="A,B", help="also show the front over these metrics")
+    plan.add_argument("--top", type=_count, default=10, metavar="N", help="default: %(default)s")
+    plan.add_argument("--batch", type=_count, default=128, metavar="N", help="sequences a step; default: %(default)s")
+    plan.add_argument("--sequence", type=_count, metavar="N", help="tokens a sequence; default: the model's")
+    plan.add_argument("--precision", default="bf16", metavar="P", help="default: %(default)s")
+    plan.add_argument("--stack", default="megatron-core", metavar="S", help="default: %(default)s")
+    plan.add_argument(
+        "--power-limit", type=_watts, action="append", default=[], metavar="W", help="also try this limit"
+    )
+    plan.add_argument("--without", action="append", default=[], metavar="NODE", help="plan on what is left without it")
+    plan.add_argument("--json", action="store_true", help="one JSON list, an answer for each cluster")
+    plan.add_argument("--csv", action="store_true", help="a row for each plan")
+    compare = commands.add_parser("compare", help="plans side by side, their differences explained")
+    compare.add_argument("plans", nargs="+", metavar="P", help="built-in plans, or files; the first is the reference")
+    compare.add_argument("--model", required=True, metavar="M")
+    compare.add_argument("--cluster", required=True, metavar="C")
+    compare.add_argument("--json", action="store_true", help="one JSON list")
     validate = commands.add_parser("validate", help="hold the cost model against measured runs")
     validate.add_argument(
         "runs", metavar="RUNS.yaml", help="measured runs; profiles/runs/published.yaml shows the form"
@@ -60,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     card = commands.add_parser("reportcard", help="the source text's figures beside the model's own")
     card.add_argument("--json", action="store_true", help="one JSON list")
     bench = commands.add_parser("bench", help="how fast it is on this machine")
-    bench.add_argument("what", choices=["predict"], help="predict: one plan at a time, and a column of plans")
+    bench.add_argument("what", choices=["predict", "plans"], help="one prediction, or a search of the space")
     bench.add_argument("--json", action="store_true", help="one JSON object")
     commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
     profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
@@ -86,6 +108,19 @@ def _seconds(text: str) -> float:
     if not 0 < value <= 86400:
         raise argparse.ArgumentTypeError("seconds must be above 0 and at most 86400")
     return value
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 10**9:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+    return int(text)
+
+
+def _watts(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of watts") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,6 +159,13 @@ def _offline(given: Any) -> int:
     from tui import offline
 
     run: Callable[[Any], int] = getattr(offline, given.command)
+    return run(given)
+
+
+def _planning(given: Any) -> int:
+    from tui import planning
+
+    run: Callable[[Any], int] = getattr(planning, given.command)
     return run(given)
 
 
@@ -184,6 +226,8 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "console": _console,
     "demo": _demo,
     "predict": _offline,
+    "plan": _planning,
+    "compare": _planning,
     "validate": _offline,
     "calibrate": _offline,
     "reportcard": _offline,

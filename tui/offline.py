@@ -31,7 +31,7 @@ def predict(given: Any) -> int:
     """Print one prediction; exit status 0 whether it fits or not: that it does not is an answer."""
     found = offline.prediction(given.model, given.cluster, given.plan)
     told = offline.prediction_json(found, given.model, given.cluster)
-    print(_json(told) if given.json else prediction_text(found, told))
+    print(printed(told) if given.json else prediction_text(found, told))
     return 0
 
 
@@ -79,7 +79,7 @@ def bar(parts: list[float], width: int = BAR) -> str:
 def validate(given: Any) -> int:
     """Print the comparison; exit status 1 when a row failed."""
     found = offline.validation(_file(given.runs))
-    print(_json(offline.validation_json(found)) if given.json else validation_text(found))
+    print(printed(offline.validation_json(found)) if given.json else validation_text(found))
     return 1 if found.failed else 0
 
 
@@ -119,7 +119,7 @@ def calibrate(given: Any) -> int:
     except OSError as error:
         raise ProfileError(f"{error.filename}: cannot be written: {error.strerror}.") from None
     written = [str(target) for target in targets]
-    print(_json({**summary, "written": written}) if given.json else fit_text(summary, written))
+    print(printed({**summary, "written": written}) if given.json else fit_text(summary, written))
     return 1 if summary["failed"] else 0
 
 
@@ -145,19 +145,22 @@ def reportcard(given: Any) -> int:
     """Print the report card."""
     lines = offline.report()
     if given.json:
-        print(_json([{f: getattr(line, f) for f in line.__dataclass_fields__} for line in lines]))
+        print(printed([{f: getattr(line, f) for f in line.__dataclass_fields__} for line in lines]))
     else:
         print("\n".join(card_text(line) for line in lines))
     return 0
 
 
 def bench(given: Any) -> int:
-    """Print how fast predictions are."""
-    from engine.control.bench import predictions
+    """Print how fast predictions or searches are."""
+    from engine.control.bench import plans, predictions
 
-    found = predictions()
+    found = plans() if given.what == "plans" else predictions()
     if given.json:
-        print(_json(found))
+        print(printed(found))
+    elif given.what == "plans":
+        print(f"{found['plans']:,} plans in {found['seconds']:.2f} s: {found['plans_per_s']:,.0f} a second on one core")
+        print(f"peak memory {found['peak_rss_mb']:.0f} MB")
     else:
         one, many = found["predict_ms"], found["columns"]
         print(f"one prediction    {one['median']:.2f} ms median, {one['p90']:.2f} ms 90th percentile")
@@ -207,7 +210,8 @@ def _file(name: str) -> Path:
     return path
 
 
-def _json(value: Any) -> str:
+def printed(value: Any) -> str:
+    """JSON as every command prints it."""
     return json.dumps(_finite(value), indent=1)
 
 

@@ -6,6 +6,7 @@ import resource
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from engine.model.iteration import iteration
@@ -13,6 +14,7 @@ from engine.model.memory import memory
 from engine.model.predict import predict, replicas
 from engine.model.rates import rates
 from engine.model.work import columns
+from engine.plan.search import search
 from engine.profile import Parallelism, Plan, catalog
 
 ROUNDS = 200
@@ -44,5 +46,21 @@ def predictions() -> dict[str, Any]:
             "rounds": ROUNDS,
         },
         "columns": {"plans": ROWS, "seconds": seconds, "plans_per_s": ROWS / seconds},
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def plans() -> dict[str, Any]:
+    """The full space of GPT3-175B on 512 H100, memory held flat by chunks (one core)."""
+    model, small = catalog.model("gpt3-175b"), catalog.cluster("h100x64-400g")
+    nodes = [msgspec.structs.replace(n, name=f"{n.name}-{i}") for i in range(8) for n in small.nodes]
+    cluster = msgspec.structs.replace(small, name="h100x512-400g", nodes=tuple(nodes))
+    plan = Plan(name="bench", parallelism=Parallelism(), global_batch=2048)
+    search(model, small, catalog.stack(plan.stack), plan)
+    found = search(model, cluster, catalog.stack(plan.stack), plan)
+    return {
+        "plans": found.tried,
+        "seconds": found.seconds,
+        "plans_per_s": found.tried / found.seconds,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }

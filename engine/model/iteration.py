@@ -29,7 +29,8 @@ PARTS = (
 @dataclass(frozen=True)
 class Iteration:
     """Seconds on the critical path of one iteration: of the slowest stage, which sets the pace. The `*_s` from
-    `compute_s` to `host_s` add up to `iteration_s`; `traffic` is what the links carry, seen or hidden."""
+    `compute_s` to `host_s` add up to `iteration_s`; `tensor`, `context` and `expert` are the
+    traffic of one layer in all microbatches, seen or hidden."""
 
     compute_s: Column
     attention_s: Column
@@ -39,12 +40,28 @@ class Iteration:
     exposed_comm_s: Column
     straggler_s: Column
     host_s: Column
-    traffic: dict[str, Traffic]
+    tensor: Traffic
+    pipeline: Traffic
+    data: Traffic
+    context: Traffic
+    expert: Traffic
+    stage_layers: Column
     microbatch_clocked_s: Column
     microbatch_fixed_s: Column
     fill: Column
     once_s: Column
     clock_mhz: Column
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """Traffic of an iteration by parallelism, on a GPU of the slowest stage."""
+        return {
+            "tensor": self.tensor.times(self.stage_layers),
+            "pipeline": self.pipeline,
+            "data": self.data,
+            "context": self.context.times(self.stage_layers),
+            "expert": self.expert.times(self.stage_layers),
+        }
 
     def row(self, index: int) -> dict[str, float]:
         """One plan's seconds by name, as plain numbers."""
@@ -66,82 +83,109 @@ class Iteration:
         return (busy + talk * a["communication"] + wait * a["wait"]) / total
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What the clock does not change: kernels at the highest clock, traffic, weights on a GPU of the fullest stage."""
+
+    forward: Times
+    backward: Times
+    head: Times
+    tp: Traffic
+    cp: Traffic
+    ep: Traffic
+    pp: Traffic
+    dp: Traffic
+    bare_s: Column
+    owned: Column
+
+
 def iteration(w: Work, device: Device, rates: Rates) -> Iteration:
     """Time one iteration with the clock that the power limit allows: power limits clock, clock sets time, time sets
     activity; two rounds settle it to well under a percent."""
-    clock = w.clock_limit_mhz
-    found = _at_clock(w, device, rates, clock)
+    clock, work = w.clock_limit_mhz, _work(w, device, rates)
+    found = _at_clock(w, device, rates, work, clock)
     for _ in range(2):
         allowed = power.clock_under_limit(device, found.activity(waiting=False), w.power_limit_w, 60.0)
         lower = np.minimum(allowed, w.clock_limit_mhz)
-        if np.array_equal(lower, clock):
+        if np.array_equal(lower, np.broadcast_to(clock, lower.shape)):
             break
         clock = lower
-        found = _at_clock(w, device, rates, clock)
+        found = _at_clock(w, device, rates, work, clock)
     return found
 
 
-def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration:
-    share = clock / device.clock.max
+def _work(w: Work, device: Device, rates: Rates) -> _Work:
     forward, backward = gemm.layer(w, rates)
     head_f, head_b = gemm.head(w, rates)
-    once_more = w.recompute
-    attention_again = Times(0 * once_more, forward.attention_s * w.recompute_attention, 0 * once_more)
-    layer = forward.times(1 + once_more) + backward + attention_again
-    head = head_f + head_b
-    layer, head = layer.at_clock(share), head.at_clock(share)
-    m = w.microbatches
+    fabric, one = device.fabric.gb_s * 1e9, np.ones(len(w))
+    dense, experts = memory.parameters(w, _longest(w), np.where(w.pp > 1, 1.0, w.tables))
+    dp, bare = communication.data(w, rates, fabric, dense, experts)
+    return _Work(
+        forward=forward,
+        backward=backward,
+        head=head_f + head_b,
+        tp=communication.tensor(w, rates, fabric, one),
+        cp=communication.context(w, rates, fabric, one),
+        ep=communication.expert(w, rates, fabric, 1.0 - w.dense_layers / w.layers),
+        pp=communication.pipeline(w, rates, fabric),
+        dp=dp,
+        bare_s=bare,
+        owned=memory.owned(w, dense, experts, w.zero >= 1),
+    )
 
-    # Traffic of one layer and microbatch, then what of it is seen. A collective takes SMs and memory bandwidth from
-    # what runs beside it: `beside` of the hidden time comes back as slower kernels.
-    fabric = device.fabric.gb_s * 1e9
-    one = np.ones(len(w))
-    tp, cp = communication.tensor(w, rates, fabric, one), communication.context(w, rates, fabric, one)
-    ep = communication.expert(w, rates, fabric, 1.0 - w.dense_layers / w.layers)
-    per = 1.0 / m
-    overlap = w.overlap
-    hideable = rates.tensor_hidden + (1.0 - rates.tensor_hidden) * 0.5 * w.tp_async
-    tp_hidden = overlap * hideable * np.minimum(tp.seconds * per, layer.matmul_s)
-    cp_hidden = overlap * np.minimum(cp.seconds * per, layer.attention_s)
-    seen = tp.seconds * per - (1 - rates.beside) * tp_hidden + cp.seconds * per - (1 - rates.beside) * cp_hidden
-    # Experts' traffic hides behind another microbatch's layers where the pipeline interleaves them.
-    ep_hidden = overlap * rates.expert_hidden * (w.vpp > 1) * np.minimum(ep.seconds * per, layer.total_s)
-    seen = seen + ep.seconds * per - (1 - rates.beside) * ep_hidden
-    each_layer = layer.total_s + seen
+
+def _longest(w: Work) -> Column:
+    """Layers of the longest stage but the last."""
+    return np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0.0))
+
+
+def _seen_s(w: Work, rates: Rates, work: _Work, layer: Times) -> Column:
+    """Seconds of one layer's and microbatch's traffic that its stage sees.
+
+    A collective takes SMs and memory bandwidth from what runs beside it: `beside` of the hidden time comes back as
+    slower kernels. Experts' traffic hides behind another microbatch's layers where the pipeline interleaves them.
+    """
+    per = 1.0 / w.microbatches
+    tp, cp, ep = work.tp.seconds * per, work.cp.seconds * per, work.ep.seconds * per
+    behind_products = rates.tensor_hidden + (1.0 - rates.tensor_hidden) * 0.5 * w.tp_async
+    hidden = behind_products * np.minimum(tp, layer.matmul_s) + np.minimum(cp, layer.attention_s)
+    hidden = hidden + rates.expert_hidden * (w.vpp > 1) * np.minimum(ep, layer.total_s)
+    return tp + cp + ep - (1 - rates.beside) * w.overlap * hidden
+
+
+def _at_clock(w: Work, device: Device, rates: Rates, work: _Work, clock: Column) -> Iteration:
+    share = clock / device.clock.max
+    forward, backward = work.forward.at_clock(share), work.backward.at_clock(share)
+    again, core = w.recompute, w.recompute_attention
+    layer, head = forward.times(1 + again) + backward, work.head.at_clock(share)
+    layer = Times(layer.matmul_s, layer.attention_s + core * forward.attention_s, layer.elementwise_s)
+    seen = _seen_s(w, rates, work, layer)
+    each_layer, m = layer.total_s + seen, w.microbatches
 
     # Stages: the first holds the embedding, the last the head; the slowest sets the pace.
-    single = w.pp <= 1
-    ends = w.last_layers * each_layer + head.total_s
-    middle = np.where(single, 0.0, np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0)) * each_layer)
-    at_end = ends >= middle
-    slow_layers = np.where(at_end, w.last_layers, np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0)))
+    single, longest = w.pp <= 1, _longest(w)
+    at_end = single | (w.last_layers * each_layer + head.total_s >= longest * each_layer)
+    slow_layers = np.where(at_end, w.last_layers, longest)
     slow = layer.times(slow_layers) + head.times(at_end.astype(float))
-    slow_seen = slow_layers * seen
 
-    pp = communication.pipeline(w, rates, fabric)
-    pp_each = pp.seconds * per * (1 - overlap * rates.pipeline_hidden)
-    microbatch = slow.total_s + slow_seen + pp_each
-    passage = w.layers * each_layer + head.total_s + w.pp * pp_each * ~single
-    bubble = pipeline.bubble_s(np.maximum(passage, microbatch), microbatch, w.vpp)
-    bubble = np.where(single, 0.0, bubble)
-    weight_share = np.clip(0.5 * backward.matmul_s / (forward.total_s + backward.total_s), 0, 1)
+    pp_each = work.pp.seconds / m * (1 - w.overlap * rates.pipeline_hidden)
+    microbatch = slow.total_s + slow_layers * seen + pp_each
+    passage = w.layers * each_layer + head.total_s + w.pp * pp_each
+    bubble = np.where(single, 0.0, pipeline.bubble_s(np.maximum(passage, microbatch), microbatch, w.vpp))
+    weight_share = np.clip(0.5 * work.backward.matmul_s / (work.forward.total_s + work.backward.total_s), 0, 1)
     bubble = np.where(w.zero_bubble > 0, pipeline.zero_bubble_s(bubble, weight_share), bubble)
 
-    fullest = np.maximum(w.first_layers, np.where(w.pp > 2, w.widest_layers, 0.0))
-    dense, experts = memory.parameters(w, fullest, np.where(w.pp > 1, 1.0, w.tables))
-    dp, bare = communication.data(w, rates, fabric, dense, experts)
-    backward_s = slow_layers * (backward.at_clock(share).total_s + once_more * forward.at_clock(share).total_s)
-    three = w.zero >= 3
-    room = np.where(three, m * slow.total_s, backward_s + np.where(w.zero >= 1, 0.5, 0.0) * backward_s)
-    hidden = overlap * rates.data_hidden * np.minimum(np.maximum(dp.seconds - bare, 0.0), room)
-    dp_seen = dp.seconds - (1 - rates.beside) * hidden
+    # Data traffic hides behind the last microbatch's backward pass and, where weights are gathered again, behind half
+    # as much of the next forward pass; sharded weights travel behind all of the work.
+    last_backward = slow_layers * (backward.total_s + again * forward.total_s)
+    room = np.where(w.zero >= 3, m * slow.total_s, last_backward * (1.0 + 0.5 * (w.zero >= 1)))
+    hidden = w.overlap * rates.data_hidden * np.minimum(np.maximum(work.dp.seconds - work.bare_s, 0.0), room)
+    dp_seen = work.dp.seconds - (1 - rates.beside) * hidden
 
-    exposed = m * (slow_seen + pp_each) + dp_seen
-    owned = memory.owned(w, dense, experts, w.zero >= 1)
-    optimizer = owned * rates.optimizer_bytes * np.maximum(w.state_bytes, 4.0) / 12.0 / rates.hbm
-    optimizer = np.where(rates.offload_s > 0, owned * rates.offload_s, optimizer)
-    busy = m * slow.total_s
-    lost = rates.straggler * np.log2(np.maximum(w.nodes, 1.0)) * (busy + exposed + bubble)
+    exposed = m * (slow_layers * seen + pp_each) + dp_seen
+    optimizer = work.owned * rates.optimizer_bytes * np.maximum(w.state_bytes, 4.0) / 12.0 / rates.hbm
+    optimizer = np.where(rates.offload_s > 0, work.owned * rates.offload_s, optimizer)
+    lost = rates.straggler * np.log2(np.maximum(w.nodes, 1.0)) * (m * slow.total_s + exposed + bubble)
     return Iteration(
         compute_s=m * slow.matmul_s,
         attention_s=m * slow.attention_s,
@@ -151,15 +195,14 @@ def _at_clock(w: Work, device: Device, rates: Rates, clock: Column) -> Iteration
         exposed_comm_s=exposed,
         straggler_s=lost,
         host_s=np.full(len(w), rates.host_s),
-        traffic={
-            "tensor": tp.times(slow_layers),
-            "pipeline": pp,
-            "data": dp,
-            "context": cp.times(slow_layers),
-            "expert": ep.times(slow_layers),
-        },
+        tensor=work.tp,
+        pipeline=work.pp,
+        data=work.dp,
+        context=work.cp,
+        expert=work.ep,
+        stage_layers=slow_layers,
         microbatch_clocked_s=slow.matmul_s + slow.attention_s,
-        microbatch_fixed_s=slow.elementwise_s + slow_seen + pp_each,
+        microbatch_fixed_s=slow.elementwise_s + slow_layers * seen + pp_each,
         fill=bubble / microbatch,
         once_s=optimizer + dp_seen + lost + rates.host_s,
         clock_mhz=np.broadcast_to(clock, (len(w),)),

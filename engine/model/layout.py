@@ -81,9 +81,14 @@ def _check_stages(model: Model, plan: Plan) -> None:
             )
         return
     if p.stages == "ends":
-        if p.pipeline < 2 or -(-(layers + 2) // p.pipeline) * (p.pipeline - 2) >= layers - 1:
+        most = -(-(layers + 2) // p.pipeline)
+        if p.pipeline < 2 or most * (p.pipeline - 2) >= layers - 1:
             raise PlanError(
                 f"pipeline {p.pipeline} leaves no layers for the end stages of {model.name}'s {layers} layers."
+            )
+        if most % p.interleave:
+            raise PlanError(
+                f"interleave {p.interleave} does not divide the {most} layers of a stage; {_divisors(most, 64)} do."
             )
         return
     if layers % chunks:

@@ -92,15 +92,25 @@ def layer_stash_bytes(w: Work, rates: Rates) -> Column:
 
 def memory(w: Work, rates: Rates) -> Memory[Column]:
     """The fullest stage: the first holds the most microbatches in flight, the last the head and its logits."""
-    first = stage(w, rates, np.zeros(len(w)))
-    inner = stage(w, rates, np.minimum(1.0, w.pp - 1))
-    last = stage(w, rates, w.pp - 1)
-    totals = np.stack([m.total_gib for m in (first, inner, last)])
-    fullest = totals.argmax(axis=0)
+    stages = _candidates(w, rates)
+    fullest = np.stack([m.total_gib for m in stages]).argmax(axis=0)
     found: dict[str, Any] = {
-        f.name: np.choose(fullest, [getattr(m, f.name) for m in (first, inner, last)]) for f in fields(first)
+        f.name: np.choose(fullest, [getattr(m, f.name) for m in stages]) for f in fields(stages[0])
     }
     return Memory(**found)
+
+
+def fullest_gib(w: Work, rates: Rates) -> Column:
+    """GiB in all on a GPU of the fullest stage: `memory(...).total_gib` without its parts."""
+    return np.asarray(np.max([m.total_gib for m in _candidates(w, rates)], axis=0))
+
+
+def _candidates(w: Work, rates: Rates) -> tuple[Memory[Column], ...]:
+    """The stages that can be the fullest: first, second and last."""
+    none = np.zeros(len(w))
+    if (w.pp == 1).all():
+        return (stage(w, rates, none),)
+    return stage(w, rates, none), stage(w, rates, none + 1.0 * (w.pp > 2)), stage(w, rates, w.pp - 1)
 
 
 def stage(w: Work, rates: Rates, index: Column) -> Memory[Column]:

@@ -18,7 +18,8 @@ Column = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Work:
-    """Columns of equal length n. Counts are held as floats; switches are 0 or 1; lengths in tokens or elements."""
+    """Columns of length n, that of `tp`; what is the same in every row may be one value long. Counts are held as
+    floats; switches are 0 or 1; lengths in tokens or elements."""
 
     layers: Column
     hidden: Column
@@ -67,7 +68,7 @@ class Work:
     clock_limit_mhz: Column
 
     def __len__(self) -> int:
-        return len(self.layers)
+        return len(self.tp)
 
     @property
     def gpus(self) -> Column:
@@ -91,8 +92,19 @@ class Work:
         return np.maximum(1.0, self.gpus / self.gpus_per_node)
 
     def at(self, rows: npt.NDArray[np.int64]) -> Work:
-        """These rows alone."""
-        return Work(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        """These rows alone, every column whole."""
+        n = len(self)
+        return Work(**{f.name: np.broadcast_to(getattr(self, f.name), (n,))[rows] for f in fields(self)})
+
+    @staticmethod
+    def join(parts: Sequence[Work]) -> Work:
+        """Rows one after another."""
+        return Work(
+            **{
+                f.name: np.concatenate([np.broadcast_to(getattr(p, f.name), (len(p),)) for p in parts])
+                for f in fields(Work)
+            }
+        )
 
 
 def columns(cases: Sequence[tuple[Model, Plan, Cluster]], dp: Sequence[int]) -> Work:

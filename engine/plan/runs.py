@@ -181,7 +181,8 @@ def _stages(run: Run, chunks: int) -> Literal["even", "ends"] | tuple[int, ...]:
     pp, layers = run.parallel.pp, run.model.layers
     if layers % (pp * chunks) == 0:
         return "even"
-    if pp > 1 and -(-(layers + 2) // pp) * (pp - 2) < layers - 1:
+    most = -(-(layers + 2) // pp)
+    if pp > 1 and most % chunks == 0 and most * (pp - 2) < layers - 1:
         return "ends"
     short, longer = divmod(layers, pp)
     first = (pp - longer) // 2

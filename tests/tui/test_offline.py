@@ -124,3 +124,61 @@ def test_reportcard(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"id", "claim", "claimed", "value", "verdict", "why"} <= set(told[0])
     assert main(["reportcard"]) == 0
     assert "CONTRADICTED BY ARITHMETIC" in capsys.readouterr().out
+
+
+PLAN = ["plan", "--model", "llama3-8b", "--cluster", "h200x32"]
+
+
+def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--cluster", "h100x64", "--top", "3", "--where", "zero<=1", "--pareto", "mfu,power_w"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("  #1  ") == 2
+    assert text.count("Pareto front:") == 2
+    assert main([*PLAN, "--top", "2", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert [p["plan"]["global_batch"] for p in told["plans"]] == [128, 128]
+    assert told["tried"] > 1000
+    assert main([*PLAN, "--top", "2", "--csv"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].startswith("cluster,plan,tokens_per_s")
+    assert len(rows) == 3
+
+
+def test_plan_with_nothing_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--where", "temperature_c<20"]) == 1
+    assert "Nearest to holding:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([*PLAN, "--where", "heat<3"], "There is no 'heat' to constrain"),
+        ([*PLAN, "--objective", "speed"], "There is no objective 'speed'"),
+        ([*PLAN, "--power-limit", "5"], "A power limit of 5 W is outside what h200-sxm-141g takes"),
+        ([*PLAN, "--precision", "int4"], "int4"),
+        ([*PLAN, "--stack", "mine"], "There is no stack named 'mine'"),
+    ],
+)
+def test_plan_mistakes(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_compare(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(plan).read_text().replace("interleave: 5", "interleave: 1").replace("mine", "other"))
+    command = ["compare", plan, str(other), "--model", "llama3-70b", "--cluster", "h100x64-400g"]
+    assert main(command) == 0
+    assert "pipeline bubble +" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["difference_s"] == 0
+    assert second["difference_s"] == pytest.approx(second["iteration_s"] - first["iteration_s"])
+    assert next(iter(second["because"])) == "bubble_s"
+
+
+def test_bench_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "plans", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"plans", "seconds", "plans_per_s", "peak_rss_mb"} <= set(told)
+    assert told["plans"] > 100_000

@@ -1,0 +1,174 @@
+"""Planning without a node: search the space on one cluster or several, put plans side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.control import offline
+from engine.model.iteration import PARTS
+from engine.model.predict import Prediction
+from engine.plan.search import Found, Ranked, constraint, search
+from engine.plan.space import Options
+from engine.profile import Cluster, Plan, ProfileError, catalog
+
+Progress = Callable[[str, int, float], None]
+"""Told the cluster, how many of its plans have been tried, and the seconds that took."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a search: names of profiles, and what is held fast."""
+
+    model: str
+    clusters: tuple[str, ...]
+    objective: str = "tokens_per_s"
+    where: tuple[str, ...] = ()
+    pareto: tuple[str, ...] = ()
+    top: int = 10
+    batch: int = 128
+    sequence: int | None = None
+    precision: str = "bf16"
+    stack: str = "megatron-core"
+    power_limits_w: tuple[float, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A search on one cluster; `missing` nodes were left out."""
+
+    cluster: str
+    gpus: int
+    missing: tuple[str, ...]
+    found: Found
+
+
+def plans(question: Question, progress: Progress | None = None) -> list[Answer]:
+    """Search each cluster. ProfileError with a sentence for whatever is wrong in the question."""
+    model, stack = catalog.model(question.model), catalog.stack(question.stack)
+    constraints = [constraint(text) for text in question.where]
+    try:
+        like = msgspec.convert(
+            {
+                "name": "searched",
+                "parallelism": {},
+                "precision": question.precision,
+                "global_batch": question.batch,
+                "sequence": question.sequence,
+                "stack": question.stack,
+            },
+            Plan,
+        )
+    except msgspec.ValidationError as error:
+        raise ProfileError(f"The plan to search for: {error}.") from None
+    out = []
+    for name in question.clusters:
+        cluster, missing = without(catalog.cluster(name), question.without)
+        cluster.device.peak_flops(question.precision)
+        _check_limits(cluster, question.power_limits_w)
+
+        def told(tried: int, seconds: float, name: str = name) -> None:
+            if progress:
+                progress(name, tried, seconds)
+
+        found = search(
+            model,
+            cluster,
+            stack,
+            like,
+            question.objective,
+            constraints,
+            question.pareto,
+            question.top,
+            Options(power_limits_w=question.power_limits_w),
+            told,
+        )
+        out.append(Answer(name, cluster.gpus, missing, found))
+        if not found.complete:
+            break
+    return out
+
+
+def without(cluster: Cluster, nodes: Sequence[str]) -> tuple[Cluster, tuple[str, ...]]:
+    """The cluster less some of its nodes, and which of them it had."""
+    missing = tuple(n.name for n in cluster.nodes if n.name in nodes)
+    left = tuple(n for n in cluster.nodes if n.name not in nodes)
+    if not left:
+        raise ProfileError(f"Without {', '.join(missing)} no node of {cluster.name} is left.")
+    return msgspec.structs.replace(cluster, nodes=left), missing
+
+
+def answers_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Answers as JSON has them."""
+    return [
+        {
+            "cluster": a.cluster,
+            "gpus": a.gpus,
+            "without": list(a.missing),
+            "tried": a.found.tried,
+            "seconds": a.found.seconds,
+            "complete": a.found.complete,
+            "plans": [ranked_json(r) for r in a.found.plans],
+            "front": [ranked_json(r) for r in a.found.front],
+            "empty": a.found.empty or None,
+            "nearest": ranked_json(a.found.nearest) if a.found.nearest else None,
+        }
+        for a in answers
+    ]
+
+
+def ranked_json(found: Ranked) -> dict[str, Any]:
+    """One plan of an answer."""
+    return {
+        "label": label(found.plan),
+        "behind": found.behind or None,
+        **found.metrics,
+        "plan": msgspec.to_builtins(found.plan),
+    }
+
+
+def label(plan: Plan) -> str:
+    """A plan in a line: shape, chunks, sharding, recompute, and what is unusual."""
+    p, o = plan.parallelism, plan.optimizations
+    parts = [plan.label(), f"v{p.interleave}" if p.interleave > 1 else "", f"z{p.zero}"]
+    parts += {"stash": [], "selective": ["sel"], "alternate": ["alt"], "recompute": ["rec"]}[o.activation]
+    parts += [] if o.overlap else ["bare"]
+    parts += ["nosp"] if p.tensor > 1 and not p.sequence_parallel else []
+    return " ".join(part for part in parts if part)
+
+
+def compared(model: str, cluster: str, names: Sequence[str]) -> list[tuple[str, Prediction]]:
+    """Each named plan's prediction."""
+    return [(name, offline.prediction(model, cluster, name)) for name in names]
+
+
+def difference(one: Prediction, other: Prediction, most: int = 3) -> tuple[float, list[tuple[str, float]]]:
+    """Seconds by which `other`'s step is longer than `one`'s, and the largest terms of it, the largest first."""
+    terms = [(name, getattr(other.breakdown, name) - getattr(one.breakdown, name)) for name in PARTS]
+    terms.sort(key=lambda term: -abs(term[1]))
+    return other.iteration_s - one.iteration_s, [t for t in terms[:most] if t[1]]
+
+
+def compared_json(rows: Sequence[tuple[str, Prediction]], model: str, cluster: str) -> list[dict[str, Any]]:
+    """Compared plans as JSON has them; the difference is to the first."""
+    first = rows[0][1]
+    out = []
+    for name, found in rows:
+        seconds, terms = difference(first, found)
+        told = offline.prediction_json(found, model, cluster)
+        out.append({**told, "name": name, "difference_s": seconds, "because": dict(terms)})
+    return out
+
+
+def _check_limits(cluster: Cluster, limits: Sequence[float]) -> None:
+    allowed = cluster.device.power_limit_w
+    for watts in limits:
+        if not allowed.min <= watts <= allowed.max:
+            raise ProfileError(
+                f"A power limit of {watts:g} W is outside what {cluster.device.name} takes: "
+                f"{allowed.min:g} to {allowed.max:g} W."
+            )
