@@ -69,6 +69,14 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--model", required=True, metavar="M")
     compare.add_argument("--cluster", required=True, metavar="C")
     compare.add_argument("--json", action="store_true", help="one JSON list")
+    export = commands.add_parser("export", help="a plan in a training framework's words")
+    export.add_argument("plan", metavar="PLAN", help="a built-in plan, or a file")
+    export.add_argument("--to", required=True, choices=["yaml", "megatron", "nemo", "torchtitan", "deepspeed"])
+    imported = commands.add_parser("import", help="a framework's launch words as a plan, predicted on a cluster")
+    imported.add_argument("--cluster", metavar="C", help="predict it there; without, print the plan")
+    imported.add_argument("--model", metavar="M", help="where the words do not tell the model's shape")
+    imported.add_argument("--json", action="store_true", help="the prediction as one JSON object")
+    imported.add_argument("words", nargs="*", metavar="FILE | -- COMMAND", help="a file, or a command line after --")
     validate = commands.add_parser("validate", help="hold the cost model against measured runs")
     validate.add_argument(
         "runs", metavar="RUNS.yaml", help="measured runs; profiles/runs/published.yaml shows the form"
@@ -125,7 +133,12 @@ def _watts(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status. Whatever a user can get wrong ends in a sentence on standard error."""
-    given = parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # argparse would take the launch command's own options: what stands behind -- is kept from it.
+    cut = words.index("--") if words[:1] == ["import"] and "--" in words else len(words)
+    given = parser().parse_args(words[:cut])
+    if cut < len(words):
+        given.words = [*given.words, *words[cut + 1 :]]
     if given.command is None:
         parser().print_help()
         return 0
@@ -165,7 +178,7 @@ def _offline(given: Any) -> int:
 def _planning(given: Any) -> int:
     from tui import planning
 
-    run: Callable[[Any], int] = getattr(planning, given.command)
+    run: Callable[[Any], int] = getattr(planning, {"import": "imported"}.get(given.command, given.command))
     return run(given)
 
 
@@ -228,6 +241,8 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "predict": _offline,
     "plan": _planning,
     "compare": _planning,
+    "export": _planning,
+    "import": _planning,
     "validate": _offline,
     "calibrate": _offline,
     "reportcard": _offline,

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from engine.control import planning
+from engine.control import offline, planning
 from engine.control.planning import Answer, Question
 from engine.model.predict import Prediction
+from engine.plan.export import to_yaml
 from engine.plan.search import Ranked
-from tui.offline import PARTS, bar, printed
+from tui.offline import PARTS, bar, prediction_text, printed
 
 COLUMNS = (
     ("step s", "iteration_s", "{:.3f}"),
@@ -81,6 +82,29 @@ def compare(given: Any) -> int:
         print(printed(planning.compared_json(rows, given.model, given.cluster)))
     else:
         print(compare_text(rows))
+    return 0
+
+
+def export(given: Any) -> int:
+    """Print a plan in a framework's words; what they do not carry goes to standard error."""
+    text, lost = planning.exported(given.plan, given.to)
+    print(text, end="")
+    for sentence in lost:
+        print(f"rackside: {sentence}", file=sys.stderr)
+    return 0
+
+
+def imported(given: Any) -> int:
+    """Print what was read as a plan profile, or, on a cluster, what it will do."""
+    found = planning.imported(given.words)
+    if found.unused:
+        print(f"rackside: not used for the plan: {', '.join(found.unused)}.", file=sys.stderr)
+    if given.cluster is None:
+        print(to_yaml(found.plan)[0], end="")
+        return 0
+    prediction, name = planning.imported_prediction(found, given.model, given.cluster)
+    told = offline.prediction_json(prediction, name, given.cluster)
+    print(printed(told) if given.json else prediction_text(prediction, told))
     return 0
 
 

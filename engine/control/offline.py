@@ -33,7 +33,7 @@ def prediction(model: str, cluster: str, plan: str) -> Prediction:
 
 
 def prediction_json(found: Prediction, model: str, cluster: str) -> dict[str, Any]:
-    """The prediction as JSON has it."""
+    """The prediction as JSON has it; `model` is a name to print, `cluster` a profile."""
     b = found.breakdown
     gpus = found.gpus
     return {
@@ -68,7 +68,7 @@ def prediction_json(found: Prediction, model: str, cluster: str) -> dict[str, An
         "samples_per_kwh": found.samples_per_kwh,
         "cost_per_million_tokens": found.cost_per_million_tokens,
         "temperature_c": found.temperature_c,
-        "advice": advice(found, catalog.model(model), catalog.cluster(cluster)),
+        "advice": advice(found, catalog.cluster(cluster)),
     }
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.control import offline
 from engine.model.iteration import PARTS
-from engine.model.predict import Prediction
+from engine.model.predict import PlanError, Prediction, predict
+from engine.plan.export import FORMATS, Exported
+from engine.plan.imported import Imported, read, read_text
 from engine.plan.search import Found, Ranked, constraint, search
 from engine.plan.space import Options
 from engine.profile import Cluster, Plan, ProfileError, catalog
@@ -162,6 +165,33 @@ def compared_json(rows: Sequence[tuple[str, Prediction]], model: str, cluster: s
         told = offline.prediction_json(found, model, cluster)
         out.append({**told, "name": name, "difference_s": seconds, "because": dict(terms)})
     return out
+
+
+def exported(name: str, form: str) -> Exported:
+    """A named plan in a framework's words, with a sentence for each thing that they do not carry."""
+    return FORMATS[form](catalog.plan(name))
+
+
+def imported(words: Sequence[str]) -> Imported:
+    """A framework's words, or the one file that holds them, as a plan. ProfileError with a sentence."""
+    if len(words) == 1 and Path(words[0]).expanduser().is_file():
+        path = Path(words[0]).expanduser()
+        try:
+            return read_text(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(f"{path}: cannot be read: {error}.") from None
+    return read(words)
+
+
+def imported_prediction(found: Imported, model: str | None, cluster: str) -> tuple[Prediction, str]:
+    """The imported plan's prediction, and the model's name: the one given, else the one that was imported."""
+    what = catalog.model(model) if model else found.model
+    if what is None:
+        raise ProfileError(f"The {found.form} words name no model's shape; say which with --model.")
+    try:
+        return predict(what, found.plan, catalog.cluster(cluster), catalog.stack(found.plan.stack)), what.name
+    except PlanError as error:
+        raise ProfileError(str(error)) from None
 
 
 def _check_limits(cluster: Cluster, limits: Sequence[float]) -> None:

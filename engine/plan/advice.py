@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from engine.model.predict import Prediction
-from engine.profile import Cluster, Model
+from engine.profile import Cluster
 
 BUSY_LINK = 0.7
 """Share of the iteration from which a link is the bottleneck: the 70 % line."""
 LONG_BUBBLE = 0.15
 
 
-def advice(found: Prediction, model: Model, cluster: Cluster) -> list[str]:
+def advice(found: Prediction, cluster: Cluster) -> list[str]:
     """Sentences, the most pressing first; empty when there is nothing to say."""
     out = []
     plan, p = found.plan, found.plan.parallelism

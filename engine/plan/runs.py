@@ -157,9 +157,10 @@ def _precision(run: Run) -> Precision:
 
 
 def _micro(run: Run, dp: int) -> int:
-    """torchtitan cuts a rank's batch into as many microbatches as there are stages unless told otherwise; the rest
-    usually run one sequence at a time."""
-    if run.batch.whole and run.parallel.pp > 1 and "torchtitan" in (run.framework or "").lower():
+    """Until 2024 torchtitan cut a rank's batch into as many microbatches as there are stages unless told otherwise;
+    elsewhere they usually run one sequence at a time."""
+    titan = "torchtitan" in (run.framework or "").lower() and (run.year or 2100) < 2025
+    if run.batch.whole and run.parallel.pp > 1 and titan:
         return max(1, run.batch.whole // (dp * run.parallel.pp))
     return 1
 

@@ -182,3 +182,21 @@ def test_bench_plans(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert {"plans", "seconds", "plans_per_s", "peak_rss_mb"} <= set(told)
     assert told["plans"] > 100_000
+
+
+def test_export_and_import(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", plan, "--to", "megatron"]) == 0
+    words = capsys.readouterr().out.replace("\\\n", " ").split()
+    assert main(["import", "--", "python", "pretrain_gpt.py", *words, "--lr", "1"]) == 0
+    told = capsys.readouterr()
+    assert "interleave: 5" in told.out
+    assert "not used for the plan: lr." in told.err
+    command = ["import", "--cluster", "h100x64-400g", "--json"]
+    assert main([*command, "--model", "llama3-70b", "--", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"] == 64
+    assert main([*command, "--", *words]) == 2
+    assert "name no model's shape; say which with --model" in capsys.readouterr().err
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}')
+    assert main(["import", "--cluster", "lab", "--model", "llama3-8b", str(config)]) == 0
+    assert "8 GPUs" in capsys.readouterr().out
