@@ -29,9 +29,9 @@ PARTS = (
 
 def predict(given: Any) -> int:
     """Print one prediction; exit status 0 whether it fits or not: that it does not is an answer."""
-    found = offline.prediction(given.model, given.cluster, given.plan)
-    told = offline.prediction_json(found, given.model, given.cluster)
-    print(printed(told) if given.json else prediction_text(found, told))
+    asked = offline.prediction(given.model, given.cluster, given.plan)
+    told = offline.prediction_json(asked)
+    print(printed(told) if given.json else prediction_text(asked.found, told))
     return 0
 
 

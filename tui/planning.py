@@ -79,9 +79,9 @@ def compare(given: Any) -> int:
     """Print plans side by side; the first is what the others are compared with."""
     rows = planning.compared(given.model, given.cluster, given.plans)
     if given.json:
-        print(printed(planning.compared_json(rows, given.model, given.cluster)))
+        print(printed(planning.compared_json(rows)))
     else:
-        print(compare_text(rows))
+        print(compare_text([(name, asked.found) for name, asked in rows]))
     return 0
 
 
@@ -102,9 +102,9 @@ def imported(given: Any) -> int:
     if given.cluster is None:
         print(to_yaml(found.plan)[0], end="")
         return 0
-    prediction, name = planning.imported_prediction(found, given.model, given.cluster)
-    told = offline.prediction_json(prediction, name, given.cluster)
-    print(printed(told) if given.json else prediction_text(prediction, told))
+    asked = planning.imported_prediction(found, given.model, given.cluster)
+    told = offline.prediction_json(asked)
+    print(printed(told) if given.json else prediction_text(asked.found, told))
     return 0
 
 
@@ -154,7 +154,7 @@ def _csv(answers: Sequence[Answer]) -> None:
             out.writerow([answer.cluster, planning.label(one.plan), *one.metrics.values()])
 
 
-def _progress(cluster: str, tried: int, seconds: float) -> None:
-    rate = tried / max(seconds, 1e-9)
-    text = f"{cluster}: {tried:,} plans, {rate:,.0f} a second; ctrl-c shows what was found"
+def _progress(cluster: str, tried: int, seconds: float, done: float) -> None:
+    rate, left = tried / max(seconds, 1e-9), seconds * (1 - done) / max(done, 1e-9)
+    text = f"{cluster}: {tried:,} plans, {rate:,.0f} a second, {left:.1f} s left; ctrl-c shows what was found"
     print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -17,28 +17,42 @@ from engine.plan.calibrate import Calibration, Priors
 from engine.plan.measured import Table, table
 from engine.plan.reportcard import Claims, Line, reportcard
 from engine.plan.validate import Errors, Row, Validation, errors, summary, validate
-from engine.profile import ProfileError, catalog, document, edit, run
+from engine.profile import Cluster, Model, Plan, ProfileError, catalog, document, edit, run
 
 FITTED = "runs and sources behind the curve; error: what held four of five runs of sources left out"
 Progress = Callable[[str, int, int], None]
 
 
-def prediction(model: str, cluster: str, plan: str) -> Prediction:
+@dataclass(frozen=True)
+class Predicted:
+    """A prediction and what it is of."""
+
+    model: Model
+    cluster: Cluster
+    found: Prediction
+
+
+def prediction(model: str, cluster: str, plan: str) -> Predicted:
     """Predict a named plan of a named model on a named cluster. ProfileError with a sentence for whatever is wrong."""
-    what, where, how = catalog.model(model), catalog.cluster(cluster), catalog.plan(plan)
+    return predicted(catalog.model(model), catalog.cluster(cluster), catalog.plan(plan))
+
+
+def predicted(model: Model, cluster: Cluster, plan: Plan) -> Predicted:
+    """Predict a plan. ProfileError with a sentence when it cannot be laid out."""
     try:
-        return predict(what, how, where, catalog.stack(how.stack))
+        return Predicted(model, cluster, predict(model, plan, cluster, catalog.stack(plan.stack)))
     except PlanError as error:
         raise ProfileError(str(error)) from None
 
 
-def prediction_json(found: Prediction, model: str, cluster: str) -> dict[str, Any]:
-    """The prediction as JSON has it; `model` is a name to print, `cluster` a profile."""
+def prediction_json(told: Predicted) -> dict[str, Any]:
+    """The prediction as JSON has it."""
+    found = told.found
     b = found.breakdown
     gpus = found.gpus
     return {
-        "model": model,
-        "cluster": cluster,
+        "model": told.model.name,
+        "cluster": told.cluster.name,
         "plan": found.plan.name,
         "label": found.plan.label(),
         "gpus": gpus,
@@ -68,7 +82,7 @@ def prediction_json(found: Prediction, model: str, cluster: str) -> dict[str, An
         "samples_per_kwh": found.samples_per_kwh,
         "cost_per_million_tokens": found.cost_per_million_tokens,
         "temperature_c": found.temperature_c,
-        "advice": advice(found, catalog.cluster(cluster)),
+        "advice": advice(told.model, told.cluster, catalog.stack(found.plan.stack), found),
     }
 
 

@@ -10,16 +10,17 @@ from typing import Any
 import msgspec
 
 from engine.control import offline
+from engine.control.offline import Predicted
 from engine.model.iteration import PARTS
-from engine.model.predict import PlanError, Prediction, predict
+from engine.model.predict import Prediction
 from engine.plan.export import FORMATS, Exported
 from engine.plan.imported import Imported, read, read_text
 from engine.plan.search import Found, Ranked, constraint, search
 from engine.plan.space import Options
 from engine.profile import Cluster, Plan, ProfileError, catalog
 
-Progress = Callable[[str, int, float], None]
-"""Told the cluster, how many of its plans have been tried, and the seconds that took."""
+Progress = Callable[[str, int, float, float], None]
+"""Told the cluster, how many of its plans have been tried, the seconds that took, and the share that is done."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ def plans(question: Question, progress: Progress | None = None) -> list[Answer]:
         cluster.device.peak_flops(question.precision)
         _check_limits(cluster, question.power_limits_w)
 
-        def told(tried: int, seconds: float, name: str = name) -> None:
+        def told(tried: int, seconds: float, done: float, name: str = name) -> None:
             if progress:
-                progress(name, tried, seconds)
+                progress(name, tried, seconds, done)
 
         found = search(
             model,
@@ -144,7 +145,7 @@ def label(plan: Plan) -> str:
     return " ".join(part for part in parts if part)
 
 
-def compared(model: str, cluster: str, names: Sequence[str]) -> list[tuple[str, Prediction]]:
+def compared(model: str, cluster: str, names: Sequence[str]) -> list[tuple[str, Predicted]]:
     """Each named plan's prediction."""
     return [(name, offline.prediction(model, cluster, name)) for name in names]
 
@@ -156,13 +157,12 @@ def difference(one: Prediction, other: Prediction, most: int = 3) -> tuple[float
     return other.iteration_s - one.iteration_s, [t for t in terms[:most] if t[1]]
 
 
-def compared_json(rows: Sequence[tuple[str, Prediction]], model: str, cluster: str) -> list[dict[str, Any]]:
+def compared_json(rows: Sequence[tuple[str, Predicted]]) -> list[dict[str, Any]]:
     """Compared plans as JSON has them; the difference is to the first."""
-    first = rows[0][1]
     out = []
-    for name, found in rows:
-        seconds, terms = difference(first, found)
-        told = offline.prediction_json(found, model, cluster)
+    for name, asked in rows:
+        seconds, terms = difference(rows[0][1].found, asked.found)
+        told = offline.prediction_json(asked)
         out.append({**told, "name": name, "difference_s": seconds, "because": dict(terms)})
     return out
 
@@ -183,15 +183,12 @@ def imported(words: Sequence[str]) -> Imported:
     return read(words)
 
 
-def imported_prediction(found: Imported, model: str | None, cluster: str) -> tuple[Prediction, str]:
-    """The imported plan's prediction, and the model's name: the one given, else the one that was imported."""
+def imported_prediction(found: Imported, model: str | None, cluster: str) -> Predicted:
+    """The imported plan's prediction, of the model given or else the one that was imported."""
     what = catalog.model(model) if model else found.model
     if what is None:
         raise ProfileError(f"The {found.form} words name no model's shape; say which with --model.")
-    try:
-        return predict(what, found.plan, catalog.cluster(cluster), catalog.stack(found.plan.stack)), what.name
-    except PlanError as error:
-        raise ProfileError(str(error)) from None
+    return offline.predicted(what, catalog.cluster(cluster), found.plan)
 
 
 def _check_limits(cluster: Cluster, limits: Sequence[float]) -> None:

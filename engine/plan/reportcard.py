@@ -43,14 +43,15 @@ class Measure(Record, frozen=True):
 
 
 class Claim(Record, frozen=True):
-    """One figure of the source text. `claimed` in the unit of the measure; `tolerance` relative; `contradicts` says
-    why arithmetic or physics forbids the figure."""
+    """One figure of the source text. `claimed` in the unit of the measure; `tolerance` relative, or `at_least`;
+    `contradicts` says why arithmetic or physics forbids the figure."""
 
     id: str
     claim: str
     unit: str = ""
     claimed: float | str | None = None
     tolerance: Annotated[float, Meta(ge=0)] = 0.1
+    at_least: bool = False
     measure: Measure | None = None
     contradicts: str | None = None
     why: str = ""
@@ -99,6 +100,8 @@ def _verdict(claim: Claim, value: float | str | None) -> Verdict:
     if claim.measure is None:
         return "not a figure of the model"
     if isinstance(value, float) and isinstance(claim.claimed, int | float):
+        if claim.at_least:
+            return "within" if value >= claim.claimed else "outside"
         return "within" if abs(value - claim.claimed) <= claim.tolerance * abs(claim.claimed) else "outside"
     return "within" if value is not None and value == claim.claimed else "outside"
 

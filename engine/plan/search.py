@@ -51,8 +51,8 @@ COMPARE: dict[str, Callable[[Column, float], npt.NDArray[np.bool_]]] = {
     "=": operator.eq,
 }
 
-Progress = Callable[[int, float], None]
-"""Told how many plans have been evaluated and the seconds that took."""
+Progress = Callable[[int, float, float], None]
+"""Told how many plans have been evaluated, the seconds that took, and the share of the space that is done."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def search(
     left = np.zeros(len(held) + 1, np.int64)
     began, complete = time.perf_counter(), True
     try:
-        for work in chunks(model, cluster, plan, options or Options()):
+        for work, done in chunks(model, cluster, plan, options or Options()):
             values = evaluate(work, model, cluster, stack, plan.precision)
             miss = np.stack([c.miss(_column(work, values, c.name)) for c in held])
             left += _survivors(miss)
@@ -210,7 +210,7 @@ def search(
                 nearest.add(work, values | {"miss": miss.sum(axis=0)}, np.array([int(miss.sum(axis=0).argmin())]))
                 nearest.keep(lambda v: np.argsort(v["miss"])[:1])
             if progress:
-                progress(int(left[0]), time.perf_counter() - began)
+                progress(int(left[0]), time.perf_counter() - began, done)
     except KeyboardInterrupt:
         complete = False
     seconds = time.perf_counter() - began

@@ -64,23 +64,23 @@ def shapes(model: Model, cluster: Cluster, plan: Plan, options: Options) -> list
     return out
 
 
-def chunks(model: Model, cluster: Cluster, plan: Plan, options: Options) -> Iterator[Work]:
-    """Columns of at most about CHUNK plans each; batch, sequence, precision and stack are `plan`'s."""
+def chunks(model: Model, cluster: Cluster, plan: Plan, options: Options) -> Iterator[tuple[Work, float]]:
+    """Columns of at most about CHUNK plans each, with the share of the space that they complete; batch, sequence,
+    precision and stack are `plan`'s."""
     whole = Plan(name=plan.name, parallelism=Parallelism(), precision=plan.precision, global_batch=plan.global_batch)
     whole = msgspec.structs.replace(whole, sequence=plan.sequence)
     base = columns([(model, whole, cluster)], [1])
     limits = options.power_limits_w or (cluster.device.power_limit_w.default,)
+    every = shapes(model, cluster, plan, options)
     parts: list[dict[str, npt.NDArray[np.float64]]] = []
     count = 0
-    for shape in shapes(model, cluster, plan, options):
+    for done, shape in enumerate(every, 1):
         part = _of_shape(model, plan, options, shape, limits)
         parts.append(part)
         count += len(part["tp"])
-        if count >= CHUNK:
-            yield _work(base, parts)
+        if count >= CHUNK or done == len(every):
+            yield _work(base, parts), done / len(every)
             parts, count = [], 0
-    if parts:
-        yield _work(base, parts)
 
 
 def plan_of(w: Work, row: int, like: Plan) -> Plan:

@@ -25,6 +25,12 @@ def test_every_figure_is_there() -> None:
             assert line.value is not None, line
 
 
+def test_the_templates_win_where_the_text_says() -> None:
+    lines = {line.id: line for line in offline.report()}
+    assert lines["S11-h200"].verdict == "within", lines["S11-h200"]
+    assert lines["S11-h100"].verdict == "within", lines["S11-h100"]
+
+
 def test_what_contradicts_itself_is_said_to() -> None:
     lines = {line.id: line for line in offline.report()}
     assert lines["S9-time"].value == pytest.approx(0.28125)

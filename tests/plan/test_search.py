@@ -39,7 +39,7 @@ def test_a_search_and_a_prediction_are_one_model(model: str, cluster: str, preci
     """Plans drawn from all over the space, each predicted alone: the same numbers in every metric."""
     what, where, asked = catalog.model(model), catalog.cluster(cluster), like(precision=precision)
     random, compared = np.random.default_rng(3), 0
-    for work in chunks(what, where, asked, Options(power_limits_w=(where.device.power_limit_w.min, 250.0))):
+    for work, _ in chunks(what, where, asked, Options(power_limits_w=(where.device.power_limit_w.min, 250.0))):
         values = evaluate(work, what, where, CORE, precision)
         for row in random.choice(len(work), min(len(work), 25), replace=False):
             plan = plan_of(work, int(row), asked)
@@ -152,10 +152,10 @@ def test_interrupted_it_answers_with_what_it_has(monkeypatch: pytest.MonkeyPatch
     whole = searching.chunks
 
     def cut(*given: object) -> object:
-        for number, work in enumerate(whole(*given)):  # type: ignore[arg-type]
+        for number, part in enumerate(whole(*given)):  # type: ignore[arg-type]
             if number == 1:
                 raise KeyboardInterrupt
-            yield work
+            yield part
 
     monkeypatch.setattr(searching, "chunks", cut)
     found = search(catalog.model("llama3-70b"), H100, CORE, like())
