@@ -64,6 +64,13 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--without", action="append", default=[], metavar="NODE", help="plan on what is left without it")
     plan.add_argument("--json", action="store_true", help="one JSON list, an answer for each cluster")
     plan.add_argument("--csv", action="store_true", help="a row for each plan")
+    sweep = commands.add_parser("sweep", help="which cluster leads at which model size")
+    sweep.add_argument("--cluster", required=True, action="append", metavar="C", help="two or more")
+    sweep.add_argument("--where", action="append", default=[], metavar="'NAME<N'", help="a constraint")
+    sweep.add_argument("--batch", type=_count, default=128, metavar="N", help="sequences a step; default: %(default)s")
+    sweep.add_argument("--precision", default="bf16", metavar="P", help="default: %(default)s")
+    sweep.add_argument("--stack", default="megatron-core", metavar="S", help="default: %(default)s")
+    sweep.add_argument("--json", action="store_true", help="one JSON list, an entry for each size")
     compare = commands.add_parser("compare", help="plans side by side, their differences explained")
     compare.add_argument("plans", nargs="+", metavar="P", help="built-in plans, or files; the first is the reference")
     compare.add_argument("--model", required=True, metavar="M")
@@ -241,6 +248,7 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "predict": _offline,
     "plan": _planning,
     "compare": _planning,
+    "sweep": _planning,
     "export": _planning,
     "import": _planning,
     "validate": _offline,

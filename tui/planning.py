@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from engine.control import offline, planning
@@ -72,6 +73,59 @@ def answer_text(answer: Answer) -> str:
     lines += [_heads(), *(_line(f"#{place}", one) for place, one in enumerate(found.plans, 1))]
     if found.front:
         lines += ["  Pareto front:", _heads(), *(_line("", one) for one in found.front)]
+    return "\n".join(lines)
+
+
+def sweep(given: Any) -> int:
+    """Print which cluster leads at each model size, and where the lead changes hands."""
+    question = Question(
+        model="",
+        clusters=tuple(given.cluster),
+        where=tuple(given.where),
+        top=1,
+        batch=given.batch,
+        precision=given.precision,
+        stack=given.stack,
+    )
+    sizes = planning.sweep(question)
+    if given.json:
+        told = [
+            {
+                "billions": size.billions,
+                "leader": size.leader,
+                "best": {name: planning.ranked_json(one) if one else None for name, one in size.best.items()},
+            }
+            for size in sizes
+        ]
+        print(printed(told))
+    else:
+        print(sweep_text(sizes, given.cluster))
+    return 0
+
+
+def sweep_text(sizes: Sequence[planning.Size], clusters: Sequence[str]) -> str:
+    """A row a size: tokens/s a GPU and the best plan of each cluster; then each change of the lead."""
+    lines = [f"{'weights':>9}" + "".join(f"  {name[:34]:>34}" for name in clusters) + "  ahead per GPU"]
+    for size in sizes:
+        cells = []
+        for name in clusters:
+            one = size.best.get(name)
+            text = "nothing fits"
+            if one:
+                text = f"{one.metrics['tokens_per_s_per_gpu']:,.0f} {planning.label(one.plan)[:26]}"
+            cells.append(f"  {text:>34}")
+        lines.append(f"{size.billions:>8.1f}B{''.join(cells)}  {size.leader}")
+    lines += ["", "Each cell: tokens/s a GPU, and the plan that reaches it."]
+    leaders = {size.leader for size in sizes if size.leader}
+    if len(leaders) == 1:
+        lines.append(f"{leaders.pop()} leads per GPU at every size that fits.")
+    fitting = [size for size in sizes if size.leader]
+    for small, large in pairwise(fitting):
+        if small.leader != large.leader:
+            lines.append(
+                f"Between {small.billions:.0f} and {large.billions:.0f} billion weights {large.leader} overtakes "
+                f"{small.leader} per GPU."
+            )
     return "\n".join(lines)
 
 

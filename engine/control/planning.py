@@ -17,7 +17,7 @@ from engine.plan.export import FORMATS, Exported
 from engine.plan.imported import Imported, read, read_text
 from engine.plan.search import Found, Ranked, constraint, search
 from engine.plan.space import Options
-from engine.profile import Cluster, Plan, ProfileError, catalog
+from engine.profile import Cluster, Model, Plan, ProfileError, catalog
 
 Progress = Callable[[str, int, float, float], None]
 """Told the cluster, how many of its plans have been tried, the seconds that took, and the share that is done."""
@@ -53,47 +53,55 @@ class Answer:
 
 def plans(question: Question, progress: Progress | None = None) -> list[Answer]:
     """Search each cluster. ProfileError with a sentence for whatever is wrong in the question."""
-    model, stack = catalog.model(question.model), catalog.stack(question.stack)
-    constraints = [constraint(text) for text in question.where]
-    try:
-        like = msgspec.convert(
-            {
-                "name": "searched",
-                "parallelism": {},
-                "precision": question.precision,
-                "global_batch": question.batch,
-                "sequence": question.sequence,
-                "stack": question.stack,
-            },
-            Plan,
-        )
-    except msgspec.ValidationError as error:
-        raise ProfileError(f"The plan to search for: {error}.") from None
+    return _searched(catalog.model(question.model), question, progress)
+
+
+@dataclass(frozen=True)
+class Size:
+    """One model of a sweep: billions of weights, and the best plan of each cluster that has one."""
+
+    billions: float
+    best: dict[str, Ranked | None]
+
+    @property
+    def leader(self) -> str:
+        """The cluster that trains it fastest per GPU."""
+        rates = {name: r.metrics["tokens_per_s_per_gpu"] for name, r in self.best.items() if r}
+        return max(rates, key=lambda name: rates[name], default="")
+
+
+FAMILY = (
+    # Layers, hidden, heads: the weak-scaling models of arXiv 2104.04473, table 1.
+    (24, 2304, 24),
+    (36, 4096, 32),
+    (40, 6144, 48),
+    (48, 8192, 64),
+    (60, 10240, 80),
+    (80, 12288, 96),
+    (96, 16384, 128),
+    (105, 20480, 128),
+)
+
+
+def sweep(question: Question) -> list[Size]:
+    """The best plan of each cluster for GPT models from 2 to 530 billion weights: where one overtakes the other."""
     out = []
-    for name in question.clusters:
-        cluster, missing = without(catalog.cluster(name), question.without)
-        cluster.device.peak_flops(question.precision)
-        _check_limits(cluster, question.power_limits_w)
-
-        def told(tried: int, seconds: float, done: float, name: str = name) -> None:
-            if progress:
-                progress(name, tried, seconds, done)
-
-        found = search(
-            model,
-            cluster,
-            stack,
-            like,
-            question.objective,
-            constraints,
-            question.pareto,
-            question.top,
-            Options(power_limits_w=question.power_limits_w),
-            told,
+    for layers, hidden, heads in FAMILY:
+        model = Model(
+            name=f"gpt-{layers}x{hidden}",
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads,
+            ffn=4 * hidden,
+            gated_mlp=False,
+            vocab=51200,
+            tied_embeddings=True,
+            seq=2048,
         )
-        out.append(Answer(name, cluster.gpus, missing, found))
-        if not found.complete:
-            break
+        answers = _searched(model, question, None)
+        best = {a.cluster: next(iter(a.found.plans), None) for a in answers}
+        out.append(Size(model.parameters / 1e9, best))
     return out
 
 
@@ -189,6 +197,51 @@ def imported_prediction(found: Imported, model: str | None, cluster: str) -> Pre
     if what is None:
         raise ProfileError(f"The {found.form} words name no model's shape; say which with --model.")
     return offline.predicted(what, catalog.cluster(cluster), found.plan)
+
+
+def _searched(model: Model, question: Question, progress: Progress | None) -> list[Answer]:
+    stack = catalog.stack(question.stack)
+    constraints = [constraint(text) for text in question.where]
+    try:
+        like = msgspec.convert(
+            {
+                "name": "searched",
+                "parallelism": {},
+                "precision": question.precision,
+                "global_batch": question.batch,
+                "sequence": question.sequence,
+                "stack": question.stack,
+            },
+            Plan,
+        )
+    except msgspec.ValidationError as error:
+        raise ProfileError(f"The plan to search for: {error}.") from None
+    out = []
+    for name in question.clusters:
+        cluster, missing = without(catalog.cluster(name), question.without)
+        cluster.device.peak_flops(question.precision)
+        _check_limits(cluster, question.power_limits_w)
+
+        def told(tried: int, seconds: float, done: float, name: str = name) -> None:
+            if progress:
+                progress(name, tried, seconds, done)
+
+        found = search(
+            model,
+            cluster,
+            stack,
+            like,
+            question.objective,
+            constraints,
+            question.pareto,
+            question.top,
+            Options(power_limits_w=question.power_limits_w),
+            told,
+        )
+        out.append(Answer(name, cluster.gpus, missing, found))
+        if not found.complete:
+            break
+    return out
 
 
 def _check_limits(cluster: Cluster, limits: Sequence[float]) -> None:

@@ -141,14 +141,14 @@ def _throttle(found: Prediction, cluster: Cluster) -> list[str]:
     if found.sm_clock_mhz < device.clock.max and limits.sm_clock_mhz is None:
         watts = limits.power_limit_w or device.power_limit_w.default
         out.append(
-            f"The power limit of {watts:g} W holds the clock at {found.sm_clock_mhz:.0f} of {device.clock.max:.0f} MHz; "
-            "a larger microbatch draws no less."
+            f"The power limit of {watts:g} W holds the clock at {found.sm_clock_mhz:.0f} of "
+            f"{device.clock.max:.0f} MHz; a larger microbatch draws no less."
         )
     if found.temperature_c >= device.temperature_c.operating:
         out.append(
             f"The hottest GPU settles at {found.temperature_c:.0f} C, above its operating limit of "
-            f"{device.temperature_c.operating:.0f} C: it will slow itself; a smaller microbatch, recompute off or a power "
-            "limit cools it."
+            f"{device.temperature_c.operating:.0f} C, and will slow itself: a power limit or a smaller microbatch "
+            "cools it."
         )
     return out
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.model.predict import PlanError, Prediction, predict
-from engine.profile import Cluster, Model, Parallelism, Plan, ProfileError, catalog
+from engine.plan.search import search
+from engine.plan.space import ACTIVATIONS, Options
+from engine.profile import Cluster, Model, Plan, ProfileError, catalog
+
+SEVERAL = 4
+"""Plans searched for each one shown: the same shape comes with several numbers of chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +36,25 @@ def compare(model: Model, cluster: Cluster, plans: Sequence[tuple[str, Plan]]) -
 
 
 def alternatives(model: Model, cluster: Cluster, running: Plan, most: int = 6) -> list[Compared]:
-    """The running plan first, then the fastest others of the same batch, sequence and precision, those that fit first.
-
-    Tensor and pipeline sizes are the powers of two that the cluster and the model take, microbatches 1 to 8.
-    """
-    found: dict[str, Compared] = {}
-    stack = catalog.stack(running.stack)
-    for tensor in (1, 2, 4, 8):
-        for pipeline in (1, 2, 4, 8):
-            for microbatch in (1, 2, 4, 8):
-                shape = Parallelism(tensor=tensor, pipeline=pipeline, zero=running.parallelism.zero)
-                plan = msgspec.structs.replace(
-                    running,
-                    parallelism=shape,
-                    optimizations=msgspec.structs.replace(running.optimizations, microbatch=microbatch),
-                )
-                try:
-                    prediction = predict(model, plan, cluster, stack)
-                except (PlanError, ProfileError):
-                    continue
-                label = labelled(prediction)
-                found[label] = Compared(label, prediction)
+    """The running plan first, then the fastest others that fit, of the same batch, sequence, precision, sharding and
+    recompute: one for each shape and microbatch, found by the planner's search of the whole space."""
+    p, o = running.parallelism, running.optimizations
+    options = Options(
+        zero=(p.zero,),
+        activations=(o.activation,) if o.activation in ACTIVATIONS else ACTIVATIONS,
+        overlap=(o.overlap,),
+        sequence_parallel=(p.sequence_parallel,),
+        power_limits_w=(o.power_limit_w,) if o.power_limit_w else (),
+    )
     (own,) = compare(model, cluster, [("running", running)])
     if not isinstance(own.prediction, str):
-        found.pop(labelled(own.prediction), None)
         own = Compared(labelled(own.prediction), own.prediction)
-    return [own, *sorted(found.values(), key=_rank)[: most - 1]]
+    stack = catalog.stack(running.stack)
+    rows: dict[str, Compared] = {own.label: own}
+    for found in search(model, cluster, stack, running, top=SEVERAL * most, options=options).plans:
+        prediction = predict(model, found.plan, cluster, stack)
+        rows.setdefault(labelled(prediction), Compared(labelled(prediction), prediction))
+    return list(rows.values())[:most]
 
 
 def labelled(prediction: Prediction) -> str:
@@ -64,8 +62,3 @@ def labelled(prediction: Prediction) -> str:
     plan = prediction.plan
     shape = msgspec.structs.replace(plan.parallelism, data=prediction.dp)
     return msgspec.structs.replace(plan, parallelism=shape).label()
-
-
-def _rank(row: Compared) -> tuple[bool, float]:
-    assert not isinstance(row.prediction, str)
-    return (not row.prediction.fits, row.prediction.iteration_s)

@@ -13,6 +13,7 @@ from engine.control import planning
 from engine.control.planning import Question
 from engine.model.predict import predict
 from engine.plan import search as searching
+from engine.plan.compare import alternatives
 from engine.plan.search import METRICS, constraint, evaluate, pareto_rows, search
 from engine.plan.space import Options, chunks, plan_of, shapes
 from engine.profile import Cluster, Parallelism, Plan, ProfileError, catalog
@@ -191,3 +192,19 @@ def test_every_shape_is_one_that_runs() -> None:
     assert len({(s.tensor, s.pipeline, s.context, s.expert) for s in found}) == len(found)
     assert all(s.tensor * s.pipeline * s.context * s.data == 64 for s in found)
     assert {s.expert for s in found} == {1, 2, 4, 8}
+
+
+def test_alternatives_begin_with_what_runs_and_keep_its_memory_and_recompute() -> None:
+    running = msgspec.structs.replace(like(), parallelism=Parallelism(tensor=8, pipeline=4, zero=1))
+    rows = alternatives(catalog.model("llama3-70b"), H100, running)
+    assert rows[0].label == "TP8 PP4 DP2 mb1"
+    assert len({row.label for row in rows}) == len(rows) == 6
+    found = [row.prediction for row in rows]
+    assert not any(isinstance(p, str) for p in found)
+    times = [p.iteration_s for p in found[1:] if not isinstance(p, str)]
+    assert times == sorted(times)
+    for p in found:
+        assert not isinstance(p, str)
+        assert p.fits
+        assert p.plan.parallelism.zero == 1
+        assert p.plan.optimizations.activation == "stash"

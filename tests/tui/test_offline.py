@@ -200,3 +200,16 @@ def test_export_and_import(plan: str, tmp_path: Path, capsys: pytest.CaptureFixt
     config.write_text('{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}')
     assert main(["import", "--cluster", "lab", "--model", "llama3-8b", str(config)]) == 0
     assert "8 GPUs" in capsys.readouterr().out
+
+
+def test_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    """H200 beside MI250: the faster leads at every size that fits."""
+    command = ["sweep", "--cluster", "h200x32", "--cluster", "mi250x32", "--where", "zero<=1"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "h200x32 leads per GPU at every size that fits." in text
+    assert "nothing fits" in text
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told[0]["leader"] == "h200x32"
+    assert told[-1]["best"] == {"h200x32": None, "mi250x32": None}
