@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from engine.model.predict import PlanError, Prediction, predict
 from engine.plan.search import search
 from engine.plan.space import ACTIVATIONS, Options
@@ -58,7 +56,8 @@ def alternatives(model: Model, cluster: Cluster, running: Plan, most: int = 6) -
 
 
 def labelled(prediction: Prediction) -> str:
-    """A plan's short name with the data-parallel size that the cluster gives it."""
-    plan = prediction.plan
-    shape = msgspec.structs.replace(plan.parallelism, data=prediction.dp)
-    return msgspec.structs.replace(plan, parallelism=shape).label()
+    """A plan's short name: the sizes above one, with the data-parallel size that the cluster gives it."""
+    p = prediction.plan.parallelism
+    sizes = {"TP": p.tensor, "PP": p.pipeline, "CP": p.context, "EP": p.expert, "DP": prediction.dp}
+    parts = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+    return " ".join([*parts, f"mb{prediction.plan.optimizations.microbatch}"])
