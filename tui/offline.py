@@ -193,6 +193,8 @@ def _heads() -> str:
 
 
 def _errors(e: Errors) -> str:
+    if not e.n:
+        return f"{0:>5}" + f"{'-':>8}" * 4
     return f"{e.n:>5}" + "".join(f"{v:>8.1%}" for v in (e.median, e.mean, e.p90, e.max))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -179,7 +180,8 @@ def compare_text(rows: Sequence[tuple[str, Prediction]]) -> str:
     for name, found in rows:
         width = max(1, round(48 * found.iteration_s / longest))
         lines.append(f"{name:<{wide}} {bar([getattr(found.breakdown, part) for part, _, _ in PARTS], width)}")
-    lines.append(" " * wide + " " + ", ".join(f"{mark} {title}" for _, title, mark in PARTS))
+    legend = ", ".join(f"{mark} {title}" for _, title, mark in PARTS)
+    lines += textwrap.wrap(legend, 100, initial_indent=" " * (wide + 1), subsequent_indent=" " * (wide + 1))
     first = rows[0][1]
     for name, found in rows[1:]:
         seconds, terms = planning.difference(first, found)

@@ -104,6 +104,8 @@ def to_torchtitan(plan: Plan) -> Exported:
         lost.append(f"interleave {p.interleave}: torchtitan takes two chunks a rank; set its layers for each stage.")
     if p.data is None:
         lost.append("data is not fixed in the plan: data_parallel_shard_degree -1 takes what the GPUs leave over.")
+        if p.pipeline > 1:
+            lost.append("local_batch_size is written for one replica: divide it by the replicas that there will be.")
     sections: dict[str, dict[str, Any]] = {
         "parallelism": {
             "data_parallel_replicate_degree": replicate if p.data else 1,

@@ -125,8 +125,16 @@ def read(path: Path) -> tuple[list[Run], list[tuple[str, str]]]:
         try:
             good.append(msgspec.convert(row, Run))
         except msgspec.ValidationError as error:
-            text, _, where = str(error).partition(" - at `$")
-            bad.append((name, f"{where.strip('`.') or 'the row'}: {document.plain(text)}."))
+            bad.append((name, _why(str(error))))
     if not rows:
         raise ProfileError(f"{path}: 'runs' is empty; there is nothing to compare.")
     return good, bad
+
+
+def _why(message: str) -> str:
+    """msgspec's message as a sentence that begins with the place in the row."""
+    text, _, where = message.partition(" - at `$")
+    place = where.strip("`.")
+    missing = re.fullmatch(r"Object missing required field `(.*)`", text)
+    told = f"the key '{missing.group(1)}' is missing" if missing else document.plain(text)
+    return f"{place}: {told}." if place else f"{told}."

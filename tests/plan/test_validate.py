@@ -66,6 +66,11 @@ def test_a_row_that_cannot_be_predicted_is_named_and_not_dropped(
     assert says in reason
 
 
+def test_a_row_without_its_hardware_says_which_key_is_missing(tmp_path: Path) -> None:
+    found = offline.validation(written(tmp_path, {"id": "bare"}))
+    assert found.failed == (("bare", "the key 'hardware' is missing."),)
+
+
 def test_a_row_that_is_no_mapping_is_named_by_its_place(tmp_path: Path) -> None:
     found = offline.validation(written(tmp_path, {**ROW, **MEASURED}, "nonsense"))
     assert found.failed[0][0] == "row 2"
