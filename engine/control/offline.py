@@ -16,7 +16,7 @@ from engine.plan.advice import advice
 from engine.plan.calibrate import Calibration, Priors
 from engine.plan.measured import Table, table
 from engine.plan.reportcard import Claims, Line, reportcard
-from engine.plan.validate import Errors, Row, Validation, errors, summary, validate
+from engine.plan.validate import Errors, Validation, errors, summary, validate
 from engine.profile import Cluster, Model, Plan, ProfileError, catalog, document, edit, run
 
 FITTED = "runs and sources behind the curve; error: what held four of five runs of sources left out"
@@ -103,8 +103,8 @@ def validation_json(found: Validation) -> dict[str, Any]:
         "failed": [{"id": name, "reason": reason} for name, reason in found.failed],
         **_summary(errors(found.rows)),
         "groups": [{"by": by, "name": name, "n": e.n, **_summary(e)} for by, name, e in found.groups],
-        "rows": [_row(r) for r in found.rows],
-        "memory": {"n": len(found.memory), **_summary(errors(found.memory)), "rows": [_row(r) for r in found.memory]},
+        "rows": [asdict(r) for r in found.rows],
+        "memory": {"n": len(found.memory), **_summary(errors(found.memory)), "rows": [asdict(r) for r in found.memory]},
         "ranking": [asdict(r) for r in found.ranking],
     }
 
@@ -201,17 +201,6 @@ def report() -> list[Line]:
 
 def _on(found: run.Run, hardware: str) -> run.Run:
     return msgspec.structs.replace(found, hardware=hardware)
-
-
-def _row(row: Row) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "metric": row.metric,
-        "measured": row.measured,
-        "predicted": row.predicted,
-        "error": row.error,
-        "assumed": list(row.assumed),
-    }
 
 
 def _summary(e: Errors) -> dict[str, float]:

@@ -141,7 +141,7 @@ def data(w: Work, rates: Rates, fabric_peak: float, dense: Column, experts: Colu
     """
     size = w.dp * w.cp
     group = np.where(w.zero >= 1, np.minimum(w.zero_group, size), size)
-    peers = np.maximum(1.0, size * np.where(w.ep > 1, w.tp, 1.0) / w.ep)
+    peers = np.maximum(1.0, size * w.expert_tp / w.ep)
     everywhere = path(w, rates, Group(size, w.tp), fabric_peak)
     within = path(w, rates, Group(group, w.tp), fabric_peak)
     between = path(w, rates, Group(size / group, w.tp * group), fabric_peak)
@@ -183,7 +183,7 @@ def expert(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic
     section 3.2.2): of N nodes, k even draws meet N (1 - (1 - 1/N)^k). What crosses goes through one GPU's part of the
     network, while the rest uses the fabric.
     """
-    nodes = np.maximum(1.0, w.ep * np.where(w.ep > 1, w.tp, 1.0) / w.gpus_per_node)
+    nodes = np.maximum(1.0, w.ep * w.expert_tp / w.gpus_per_node)
     token = w.tokens / w.tp * w.hidden * w.element * w.imbalance
     met = nodes * (1.0 - (1.0 - 1.0 / nodes) ** w.topk)
     across = token * met * (nodes - 1) / nodes

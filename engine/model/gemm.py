@@ -76,16 +76,14 @@ def attention_s(w: Work, rates: Rates) -> tuple[Column, Column]:
         fullest = 1.0 if rates.context_balanced else 2.0 - 1.0 / w.cp
         forward = 0.5 * square * fullest / (rates.peak * share) + rates.kernel_s * w.cp
         return forward, 2.5 * forward
-    scores = w.tokens * w.seq * w.attention_width / w.head_size / w.tp
-    forward = square / (rates.peak * rates.best) + SCORE_BYTES * scores / rates.hbm
+    forward = square / (rates.peak * rates.best) + SCORE_BYTES * w.scores / rates.hbm
     return forward, 2.0 * forward
 
 
 def expert_rows(w: Work) -> Column:
     """Token copies that one GPU's experts compute in a microbatch. Experts are not split over tp once they are spread
     over GPUs: each tensor rank then routes its own share of the tokens."""
-    spread = np.where(w.ep > 1, w.tp, 1.0)
-    return w.tokens * w.topk * w.imbalance / spread
+    return w.tokens * w.topk * w.imbalance / w.expert_tp
 
 
 def mlp_s(w: Work, rates: Rates, rows: Column, width: Column, experts: Column) -> tuple[Column, Column]:
@@ -112,9 +110,7 @@ def layer(w: Work, rates: Rates) -> tuple[Times, Times]:
         + matmul_s(rates, w.fp8, t, h, out)
         + matmul_s(rates, w.fp8, out, t, h)
     )
-    sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
-    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
-    one = np.ones(len(w))
+    sparse, wide, one = w.sparse, w.mlp_width, np.ones(len(w))
     dense_f, dense_b = mlp_s(w, rates, t, wide / tp, one)
     split = np.where(w.ep > 1, 1.0, tp)
     local = np.maximum(w.experts / w.ep, 1.0)
@@ -161,16 +157,9 @@ def head(w: Work, rates: Rates) -> tuple[Times, Times]:
 
 def model_flops_per_token(w: Work) -> Column:
     """Forward and backward FLOPs of one token, causal attention counted as half: 6 N_active + 6 L s a."""
-    sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
-    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
-    matrices = 2.0 * w.hidden * (w.attention_width + w.kv_width) + w.mlp_matrices * w.hidden * wide
-    matrices = matrices + sparse * w.hidden * w.experts
+    matrices = 2.0 * w.hidden * (w.attention_width + w.kv_width) + w.mlp_matrices * w.hidden * w.mlp_width
+    matrices = matrices + w.sparse * w.hidden * w.experts
     return 6.0 * (w.layers * matrices + w.vocab * w.hidden) + 6.0 * w.layers * w.seq * w.attention_width
-
-
-def _not_before(times: Times, host_s: Column | float, stall_s: Column) -> Times:
-    wait = np.maximum(0.0, host_s - times.total_s) + stall_s
-    return Times(times.matmul_s, times.attention_s, times.elementwise_s + wait)
 
 
 def repeated_flops(w: Work) -> Column:
@@ -178,3 +167,8 @@ def repeated_flops(w: Work) -> Column:
     forward = model_flops_per_token(w) / 3.0 - 2.0 * w.vocab * w.hidden
     core = 2.0 * w.layers * w.seq * w.attention_width
     return w.tokens_per_iteration * (w.recompute * forward + w.recompute_attention * core)
+
+
+def _not_before(times: Times, host_s: Column | float, stall_s: Column) -> Times:
+    wait = np.maximum(0.0, host_s - times.total_s) + stall_s
+    return Times(times.matmul_s, times.attention_s, times.elementwise_s + wait)

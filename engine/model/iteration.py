@@ -126,7 +126,7 @@ def _work(w: Work, device: Device, rates: Rates) -> _Work:
         head=head_f + head_b,
         tp=communication.tensor(w, rates, fabric, one),
         cp=communication.context(w, rates, fabric, one),
-        ep=communication.expert(w, rates, fabric, 1.0 - w.dense_layers / w.layers),
+        ep=communication.expert(w, rates, fabric, w.sparse),
         pp=communication.pipeline(w, rates, fabric),
         dp=dp,
         bare_s=bare,

@@ -51,11 +51,10 @@ class Memory(Generic[Amount]):
 def parameters(w: Work, layers: Column, tables: Column) -> tuple[Column, Column]:
     """Weights on one GPU: all but experts, and experts. `tables` embedding tables stand on it."""
     h = w.hidden
-    sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
-    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
+    sparse = w.sparse
     shared = w.mlp_matrices * h * w.shared_experts * w.ffn + h * w.experts
     attention = 2.0 * h * (w.attention_width + w.kv_width)
-    each = attention + 2 * h + (1 - sparse) * w.mlp_matrices * h * wide + sparse * shared
+    each = attention + 2 * h + (1 - sparse) * w.mlp_matrices * h * w.mlp_width + sparse * shared
     dense = (layers * each + tables * w.vocab * h) / w.tp
     split = np.where(w.ep > 1, w.ep, w.tp)
     return dense, layers * sparse * w.mlp_matrices * h * w.ffn * w.experts / split
@@ -65,7 +64,7 @@ def owned(w: Work, dense: Column, experts: Column, sharded: Any) -> Column:
     """Weights that one GPU owns where they are `sharded` over its group, else all of them; experts are shared by the
     ranks that hold the same ones."""
     group = np.minimum(w.zero_group, w.dp * w.cp)
-    alike = np.maximum(1.0, group * np.where(w.ep > 1, w.tp, 1.0) / w.ep)
+    alike = np.maximum(1.0, group * w.expert_tp / w.ep)
     return dense / np.where(sharded, group, 1.0) + experts / np.where(sharded, alike, 1.0)
 
 
@@ -77,16 +76,13 @@ def layer_stash_bytes(w: Work, rates: Rates) -> Column:
     scores; where they are written out they cost 5 bytes each, unless the core is recomputed.
     """
     split = np.where(w.split_norms, w.tp, 1.0)
-    sparse = np.where(w.experts > 0, 1.0 - w.dense_layers / w.layers, 0.0)
-    wide = np.where(w.experts > 0, w.topk + w.shared_experts, 1.0) * w.ffn
-    copies = np.where(w.experts > 0, w.topk, 0.0) * sparse
+    copies = w.topk * w.sparse
     inside = 2.0 * (
-        2 * w.attention_width + 2 * w.kv_width + (w.mlp_matrices + rates.unfused) * wide + copies * w.hidden
+        2 * w.attention_width + 2 * w.kv_width + (w.mlp_matrices + rates.unfused) * w.mlp_width + copies * w.hidden
     )
     kept = w.tokens * (8.0 * w.hidden / split + inside / w.tp)
     if not rates.attention:
-        scores = w.tokens * w.seq * w.attention_width / w.head_size / w.tp
-        kept = kept + 5.0 * scores * (1 - w.recompute_attention)
+        kept = kept + 5.0 * w.scores * (1 - w.recompute_attention)
     return kept
 
 

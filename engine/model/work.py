@@ -88,6 +88,26 @@ class Work:
         return self.batch * self.seq
 
     @property
+    def sparse(self) -> Column:
+        """Share of the layers that have experts."""
+        return np.where(self.experts > 0, 1.0 - self.dense_layers / self.layers, 0.0)
+
+    @property
+    def mlp_width(self) -> Column:
+        """MLP width that one token meets: the dense one, or that of its experts and the shared ones together."""
+        return np.where(self.experts > 0, self.topk + self.shared_experts, 1.0) * self.ffn
+
+    @property
+    def scores(self) -> Column:
+        """Attention scores of one layer and microbatch on one GPU, the whole square."""
+        return self.tokens * self.seq * self.attention_width / self.head_size / self.tp
+
+    @property
+    def expert_tp(self) -> Column:
+        """Tensor ranks that each hold experts of their own: all of them once experts are spread over GPUs."""
+        return np.where(self.ep > 1, self.tp, 1.0)
+
+    @property
     def nodes(self) -> Column:
         return np.maximum(1.0, self.gpus / self.gpus_per_node)
 

@@ -56,8 +56,8 @@ def alternatives(model: Model, cluster: Cluster, running: Plan, most: int = 6) -
 
 
 def labelled(prediction: Prediction) -> str:
-    """A plan's short name: the sizes above one, with the data-parallel size that the cluster gives it."""
+    """A plan's short name: the sizes above one. What is left of the GPUs are its replicas, named where they are all."""
     p = prediction.plan.parallelism
-    sizes = {"TP": p.tensor, "PP": p.pipeline, "CP": p.context, "EP": p.expert, "DP": prediction.dp}
-    parts = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+    sizes = {"TP": p.tensor, "PP": p.pipeline, "CP": p.context, "EP": p.expert}
+    parts = [f"{name}{size}" for name, size in sizes.items() if size > 1] or [f"DP{prediction.dp}"]
     return " ".join([*parts, f"mb{prediction.plan.optimizations.microbatch}"])

@@ -216,7 +216,10 @@ def search(
     seconds = time.perf_counter() - began
     if not left[-1]:
         close = next(iter(_ranked(nearest, plan)), None)
-        return Found((), (), int(left[0]), seconds, complete, _emptied(left, held, model, cluster, plan), close)
+        why = "Interrupted before any plan was tried."
+        if left[0] or complete:
+            why = _emptied(left, held, model, cluster, plan)
+        return Found((), (), int(left[0]), seconds, complete, why, close)
     asked = tuple(dict.fromkeys((objective, *pareto)))
     plans = _explained(_ranked(best, plan), asked)
     return Found(plans, tuple(_ranked(front, plan)), int(left[0]), seconds, complete)

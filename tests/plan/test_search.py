@@ -165,6 +165,14 @@ def test_interrupted_it_answers_with_what_it_has(monkeypatch: pytest.MonkeyPatch
     assert found.tried < 39_000
 
 
+def test_interrupted_at_once_it_blames_no_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*given: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching, "chunks", cut)
+    assert search(catalog.model("llama3-70b"), H100, CORE, like()).empty == "Interrupted before any plan was tried."
+
+
 def test_a_node_that_is_down_is_planned_without() -> None:
     (answer,) = planning.plans(Question(model="llama3-8b", clusters=("h100x64",), without=("n03",), batch=112))
     assert answer.gpus == 56
@@ -197,7 +205,7 @@ def test_every_shape_is_one_that_runs() -> None:
 def test_alternatives_begin_with_what_runs_and_keep_its_memory_and_recompute() -> None:
     running = msgspec.structs.replace(like(), parallelism=Parallelism(tensor=8, pipeline=4, zero=1))
     rows = alternatives(catalog.model("llama3-70b"), H100, running)
-    assert rows[0].label == "TP8 PP4 DP2 mb1"
+    assert rows[0].label == "TP8 PP4 mb1"
     assert len({row.label for row in rows}) == len(rows) == 6
     found = [row.prediction for row in rows]
     assert not any(isinstance(p, str) for p in found)

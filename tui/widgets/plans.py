@@ -10,7 +10,7 @@ from engine.model.predict import Prediction
 from tui.widgets.figures import large, number
 from tui.widgets.pane import Pane
 
-HEAD = f"{'plan':<19}{'step s':>7}{'tok/s':>6}{'GiB':>5}{'C':>4}{'tok/J':>6}{'MFU':>5}{'+/-':>5}"
+HEAD = f"{'plan':<16}{'step s':>7}{'+/-':>5}{'tok/s':>6}{'GiB':>4}{'C':>4}{'tok/J':>6}{'MFU':>5}"
 
 
 class Plans(Pane):
@@ -33,13 +33,14 @@ def plans(title: str, rows: Sequence[tuple[str, Prediction | str]]) -> Text:
     best = min(fitting, default=0.0)
     for label, found in rows:
         if isinstance(found, str):
-            text.append(f"  {label:<19.19} {found}\n", "dim")
+            text.append(f"  {label:<16.16} {found}\n", "dim")
             continue
         leads = found.fits and found.iteration_s == best
         memory = number(found.memory.total_gib)
         line = (
-            f"{'>' if leads else ' '} {label:<19.19}{found.iteration_s:>7.2f}{large(found.tokens_per_s):>6}"
-            f"{memory:>5}{found.temperature_c:>4.0f}{found.tokens_per_joule:>6.2f}{found.mfu:>5.0%}{found.confidence.band:>5.0%}\n"
+            f"{'>' if leads else ' '} {label:<16.16}{found.iteration_s:>7.2f}{found.confidence.band:>5.0%}"
+            f"{large(found.tokens_per_s):>6}{memory:>4}{found.temperature_c:>4.0f}{found.tokens_per_joule:>6.2f}"
+            f"{found.mfu:>5.0%}\n"
         )
         text.append(line, "bold" if leads else "" if found.fits else "red")
         if not found.fits:
