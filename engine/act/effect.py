@@ -136,12 +136,20 @@ def _powers(rack: Rack, activity: Floats, clock: Floats, celsius: Floats) -> Flo
 
 
 def _step(rack: Rack, load: Load, new: Load, clock: Floats) -> tuple[float, Floats]:
-    """Seconds of the new step, and each GPU's busy share over its busy share now (1 where no replica runs)."""
-    share = np.where(load.replica < 0, np.nan, clock / rack.clock_mhz)
-    ones = np.ones(len(load.microbatches))
-    slow = np.nan_to_num(pace.slowest(share, load.replica, len(ones)), nan=1.0)
-    before = pace.replica_s(load.pace, load.microbatches, ones)
-    later = pace.replica_s(new.pace, new.microbatches, slow)
+    """Seconds of the new step, and each GPU's busy share over its busy share now (1 where no replica runs).
+
+    Both steps are paced by clocks as a share of the job's fastest one now: a GPU that is slowed already sets the pace
+    before the change, and no longer once its rank has less to do than the others.
+    """
+    runs = load.replica >= 0
+    fastest = np.nanmax(rack.clock_mhz, where=runs, initial=1.0)
+
+    def slowest(clocks: Floats) -> Floats:
+        share = np.where(runs, clocks / fastest, np.nan)
+        return np.nan_to_num(pace.slowest(share, load.replica, len(load.microbatches)), nan=1.0)
+
+    before = pace.replica_s(load.pace, load.microbatches, slowest(rack.clock_mhz))
+    later = pace.replica_s(new.pace, new.microbatches, slowest(clock))
     step_s = load.step_s * float(later.max() / before.max())
     ratio = (later / later.max()) / np.maximum(before / before.max(), 1e-6)
     busy = np.where(load.replica < 0, 1.0, ratio[load.replica])

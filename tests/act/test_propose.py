@@ -230,3 +230,21 @@ def test_undo_puts_back_what_was_and_names_what_it_undoes() -> None:
     back = Throttle(done.action.limits_w, restore=True)  # type: ignore[union-attr]
     p = propose.undo(done, back, "abc", rack(), load())
     assert (p.undoes, p.action, p.after) == ("abc", back, done.before)
+
+
+def test_a_gpu_that_is_slowed_already_sets_the_pace_until_its_rank_has_less_to_do() -> None:
+    """One GPU at 1,800 MHz beside others at 1,900: the step now is its own, the step afterwards the fuller ranks'.
+
+    Seen in use: the step was 2.93 s, 3.65 s were predicted, 3.50 s came.
+    """
+    clocks = np.full(GPUS, 1900.0)
+    clocks[5] = 1800.0
+    even, watts = np.full(GPUS, 60.0), np.full(GPUS, 640.0)
+    slowed = effect.rack_of(CLUSTER, even, even, watts, np.full(GPUS, 700.0), clocks)
+    counts = np.full(RANKS, PREDICTED.microbatches)
+    counts[5], counts[0] = counts[5] - 1, counts[0] + 1
+    found = effect.after(slowed, load(), effect.Change(load=effect.with_microbatches(load(), tuple(counts))))
+    full = np.ones(1)
+    now_s = pace.replica_s(PREDICTED.pace, np.array([PREDICTED.microbatches]), full * 1800 / 1900)[0]
+    then_s = pace.replica_s(PREDICTED.pace, np.array([PREDICTED.microbatches + 1]), full)[0]
+    assert found.step_s == pytest.approx(load().step_s * then_s / now_s, rel=1e-6)
