@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import locale
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
@@ -19,6 +20,7 @@ from engine.act.action import Proposal, Stage
 from engine.act.audit import AuditError
 from engine.control.control import Control, Refused
 from engine.job.status import JobStatus
+from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
 from tui import choices
 from tui.actions import ACTIONS
@@ -37,6 +39,8 @@ from tui.widgets.plans import Plans
 
 PANES = ("gpu", "links", "plans", "alarms")
 Breakpoints = list[tuple[int, str]]
+REPLAN_S = 10.0
+"""How often the state of the rack is looked at for plans that it would change."""
 WIDE, TALL = 150, 40
 """From this size on all panes stand on the screen together."""
 
@@ -57,7 +61,8 @@ class RacksideApp(App[None]):
         self.own_keys = dict(keys or {})
         self.pane = "gpu"
         self.links_of_all = False
-        self._planned_for: tuple[str, int, bool] | None = None
+        self._planned_for: tuple[tuple[str, int, bool] | None, Conditions] | None = None
+        self._looked = -REPLAN_S
         self._panel: ActPanel | None = None
         self._make_widgets()
         for action in ACTIONS:
@@ -122,12 +127,17 @@ class RacksideApp(App[None]):
 
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         self._draw()
+        if self.control.snapshot.time - self._looked >= REPLAN_S:
+            self._replan()
         if self._panel is not None:
             self._panel.repropose()
 
     def on_job_arrived(self, message: JobArrived) -> None:
         """Steps can come fast: only the job's own line is drawn for them."""
-        self._replan()
+        job = self._job
+        known = self._planned_for[0] if self._planned_for else None
+        if known != ((job.key, job.microbatch, job.attached) if job else None):
+            self._replan()
         self._draw_job()
 
     def on_ticket_arrived(self, message: TicketArrived) -> None:
@@ -137,18 +147,20 @@ class RacksideApp(App[None]):
             self.notify(ticket.line, severity="error", timeout=10, markup=False)
 
     def _replan(self) -> None:
-        """Compare plans again when the current job or its microbatch is another."""
-        job = self._job
-        known = (job.key, job.microbatch, job.attached) if job else None
-        if known != self._planned_for:
-            self._planned_for = known
-            self.run_worker(self._plan(), name="plans", exclusive=True, group="plans")
+        """See whether plans must be compared again."""
+        self._looked = self.control.snapshot.time
+        self.run_worker(self._plan(), name="plans", exclusive=True, group="plans")
 
     async def _plan(self) -> None:
-        rows = [(c.label, c.prediction) for c in self.control.alternatives()]
-        job = self._job
+        """Compare plans again when the current job, its microbatch, or the state of the rack is another."""
+        now, job = await asyncio.to_thread(self.control.conditions), self._job
+        known = ((job.key, job.microbatch, job.attached) if job else None, now)
+        if known == self._planned_for:
+            return
+        found = await asyncio.to_thread(self.control.alternatives, now)
+        self._planned_for = known
         title = f"Plans for {job.name}, predicted on {self.control.cluster.name}" if job else "Plans"
-        self.plans.show(title, rows)
+        self.plans.show(title, [(c.label, c.prediction) for c in found], now.told, job.step_s if job else None)
 
     # Drawing.
 

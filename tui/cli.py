@@ -56,11 +56,14 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--top", type=_count, default=10, metavar="N", help="default: %(default)s")
     plan.add_argument("--batch", type=_count, default=128, metavar="N", help="sequences a step; default: %(default)s")
     plan.add_argument("--sequence", type=_count, metavar="N", help="tokens a sequence; default: the model's")
-    plan.add_argument("--precision", default="bf16", metavar="P", help="default: %(default)s")
+    plan.add_argument(
+        "--precision", type=_words, default=("bf16",), metavar="P,Q", help="one or several; default: bf16"
+    )
     plan.add_argument("--stack", default="megatron-core", metavar="S", help="default: %(default)s")
     plan.add_argument(
         "--power-limit", type=_watts, action="append", default=[], metavar="W", help="also try this limit"
     )
+    plan.add_argument("--gpus", type=_count, metavar="N", help="use this many, on the coolest nodes")
     plan.add_argument("--without", action="append", default=[], metavar="NODE", help="plan on what is left without it")
     plan.add_argument("--json", action="store_true", help="one JSON list, an answer for each cluster")
     plan.add_argument("--csv", action="store_true", help="a row for each plan")
@@ -68,13 +71,13 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--cluster", required=True, action="append", metavar="C", help="two or more")
     sweep.add_argument("--where", action="append", default=[], metavar="'NAME<N'", help="a constraint")
     sweep.add_argument("--batch", type=_count, default=128, metavar="N", help="sequences a step; default: %(default)s")
-    sweep.add_argument("--precision", default="bf16", metavar="P", help="default: %(default)s")
+    sweep.add_argument("--precision", type=_words, default=("bf16",), metavar="P", help="default: bf16")
     sweep.add_argument("--stack", default="megatron-core", metavar="S", help="default: %(default)s")
     sweep.add_argument("--json", action="store_true", help="one JSON list, an entry for each size")
     compare = commands.add_parser("compare", help="plans side by side, their differences explained")
     compare.add_argument("plans", nargs="+", metavar="P", help="built-in plans, or files; the first is the reference")
     compare.add_argument("--model", required=True, metavar="M")
-    compare.add_argument("--cluster", required=True, metavar="C")
+    compare.add_argument("--cluster", required=True, action="append", metavar="C", help="may be given several times")
     compare.add_argument("--json", action="store_true", help="one JSON list")
     export = commands.add_parser("export", help="a plan in a training framework's words")
     export.add_argument("plan", metavar="PLAN", help="a built-in plan, or a file")
@@ -129,6 +132,10 @@ def _count(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 10**9:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
     return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word) or (text,)
 
 
 def _watts(text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,19 @@ def prediction_text(found: Prediction, told: dict[str, Any]) -> str:
             f"    {t.parallelism:<26} {t.link:<8}{t.bytes / 1e9:9.2f}{t.count:9.0f}{t.achieved_fraction:10.0%}"
             f"{t.seconds:10.4f}"
         )
+    lines += ["", *(f"  {line}" for line in seats_text(told["placement"]))]
     lines += ["", *(f"  - {sentence}" for sentence in told["advice"])] if told["advice"] else []
     return "\n".join(lines)
+
+
+def seats_text(seats: dict[str, Any]) -> list[str]:
+    """Which nodes take which ranks, and over which links each parallelism talks."""
+    spans = ", ".join(f"{name} over {link}" for name, link in seats["spans"].items())
+    cooler = f", {seats['listed_c']:.0f} C in the order listed" if seats["listed_c"] - seats["hottest_c"] >= 0.5 else ""
+    hosts = " ".join(seat["node"] for seat in seats["seats"])
+    lines = [f"Hosts in rank order: {hosts} (hottest GPU {seats['hottest_c']:.0f} C{cooler})"]
+    lines += [f"Links: {spans}"] if spans else []
+    return [line for text in lines for line in textwrap.wrap(text, 116, subsequent_indent="  ")]
 
 
 def bar(parts: list[float], width: int = BAR) -> str:

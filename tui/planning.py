@@ -6,6 +6,7 @@ import csv
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +15,11 @@ from engine.control.planning import Answer, Question
 from engine.model.predict import Prediction
 from engine.plan.export import to_yaml
 from engine.plan.search import Ranked
-from tui.offline import PARTS, bar, prediction_text, printed
+from engine.plan.sweep import Size
+from tui.offline import PARTS, bar, prediction_text, printed, seats_text
 
+FRONT = 20
+"""Plans of a front that are printed to read."""
 COLUMNS = (
     ("step s", "iteration_s", "{:.3f}"),
     ("tok/s", "tokens_per_s", "{:,.0f}"),
@@ -46,6 +50,7 @@ def plan(given: Any) -> int:
         stack=given.stack,
         power_limits_w=tuple(given.power_limit),
         without=tuple(given.without),
+        gpus=given.gpus,
     )
     answers = planning.plans(question, _progress if sys.stderr.isatty() else None)
     if sys.stderr.isatty():
@@ -72,8 +77,12 @@ def answer_text(answer: Answer) -> str:
             lines += ["  Nearest to holding:", _heads(), _line("", found.nearest)]
         return "\n".join(lines)
     lines += [_heads(), *(_line(f"#{place}", one) for place, one in enumerate(found.plans, 1))]
+    if answer.seats:
+        lines += [f"  {line}" for line in seats_text(asdict(answer.seats))]
     if found.front:
-        lines += ["  Pareto front:", _heads(), *(_line("", one) for one in found.front)]
+        lines += ["  Pareto front:", _heads(), *(_line("", one) for one in found.front[:FRONT])]
+        more = len(found.front) - FRONT
+        lines += [f"  and {more} more on the front: --json has them all"] if more > 0 else []
     return "\n".join(lines)
 
 
@@ -104,7 +113,7 @@ def sweep(given: Any) -> int:
     return 0
 
 
-def sweep_text(sizes: Sequence[planning.Size], clusters: Sequence[str]) -> str:
+def sweep_text(sizes: Sequence[Size], clusters: Sequence[str]) -> str:
     """A row a size: tokens/s a GPU and the best plan of each cluster; then each change of the lead."""
     lines = [f"{'weights':>9}" + "".join(f"  {name[:34]:>34}" for name in clusters) + "  ahead per GPU"]
     for size in sizes:
@@ -132,7 +141,9 @@ def sweep_text(sizes: Sequence[planning.Size], clusters: Sequence[str]) -> str:
 
 def compare(given: Any) -> int:
     """Print plans side by side; the first is what the others are compared with."""
-    rows = planning.compared(given.model, given.cluster, given.plans)
+    rows, not_laid = planning.compared(given.model, given.cluster, given.plans)
+    for sentence in not_laid:
+        print(f"rackside: {sentence}", file=sys.stderr)
     if given.json:
         print(printed(planning.compared_json(rows)))
     else:

@@ -16,6 +16,7 @@ from engine.act.audit import Audit, AuditError
 from engine.act.effect import Load, Rack
 from engine.control import load
 from engine.control.arming import Arming
+from engine.control.conditions import conditions
 from engine.control.dispatch import Dispatch
 from engine.control.events import Event, JobChanged, Published, TicketChanged
 from engine.control.jobs import Jobs
@@ -23,6 +24,7 @@ from engine.job.status import JobStatus
 from engine.model import thermal
 from engine.model.twin import Twin
 from engine.plan.compare import Compared, alternatives
+from engine.plan.conditions import Conditions, limited, under
 from engine.profile import Cluster, Policy
 from engine.telemetry.snapshot import Snapshot
 from engine.telemetry.source import NodeSource
@@ -138,13 +140,17 @@ class Control:
             return None
         return propose.undo(last.proposal, last.before, last.id, self._rack(), self._load())
 
-    def alternatives(self) -> Sequence[Compared]:
-        """At least three plans for the running job's model on this cluster, its own first."""
+    def conditions(self) -> Conditions:
+        """This minute's limits, clocks, links and warmth of the rack."""
+        return conditions(self.cluster, self.snapshot, self._twin.settled_c)
+
+    def alternatives(self, now: Conditions) -> Sequence[Compared]:
+        """At least three plans for the running job's model on this cluster as it is now, its own first."""
         job = self.jobs.current
         found = load.planned(job) if job else None
         if found is None:
             return ()
-        return alternatives(found.model, self.cluster, found.plan)
+        return alternatives(found.model, under(self.cluster, now), limited(found.plan, now))
 
     def _rack(self) -> Rack:
         return load.rack_now(self.cluster, self.snapshot, self._twin.settled_c)

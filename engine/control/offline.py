@@ -15,6 +15,7 @@ from engine.plan import calibrate as fitting
 from engine.plan.advice import advice
 from engine.plan.calibrate import Calibration, Priors
 from engine.plan.measured import Table, table
+from engine.plan.placement import place
 from engine.plan.reportcard import Claims, Line, reportcard
 from engine.plan.validate import Errors, Validation, errors, summary, validate
 from engine.profile import Cluster, Model, Plan, ProfileError, catalog, document, edit, run
@@ -77,11 +78,13 @@ def prediction_json(told: Predicted) -> dict[str, Any]:
         "power_w": found.power_w,
         "cluster_w": found.cluster_w,
         "sm_clock_mhz": found.sm_clock_mhz,
+        "throttled_share": found.throttled_share,
         "energy_j": found.energy_j,
         "tokens_per_joule": found.tokens_per_joule,
         "samples_per_kwh": found.samples_per_kwh,
         "cost_per_million_tokens": found.cost_per_million_tokens,
         "temperature_c": found.temperature_c,
+        "placement": asdict(place(told.cluster, found)),
         "advice": advice(told.model, told.cluster, catalog.stack(found.plan.stack), found),
     }
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from engine.control import offline
 from engine.control.offline import Predicted
 from engine.model.iteration import PARTS
-from engine.model.predict import Prediction
+from engine.model.predict import Prediction, predict
+from engine.plan import sweep as sweeping
 from engine.plan.export import FORMATS, Exported
 from engine.plan.imported import Imported, read, read_text
+from engine.plan.placement import Placement, coolest, place
 from engine.plan.search import Found, Ranked, constraint, search
 from engine.plan.space import Options
-from engine.profile import Cluster, Model, Plan, ProfileError, catalog
+from engine.plan.sweep import Size
+from engine.profile import Cluster, Plan, ProfileError, catalog
+from engine.profile.hardware import Precision
 
 Progress = Callable[[str, int, float, float], None]
 """Told the cluster, how many of its plans have been tried, the seconds that took, and the share that is done."""
@@ -35,74 +39,88 @@ class Question:
     top: int = 10
     batch: int = 128
     sequence: int | None = None
-    precision: str = "bf16"
+    precision: tuple[str, ...] = ("bf16",)
     stack: str = "megatron-core"
     power_limits_w: tuple[float, ...] = ()
     without: tuple[str, ...] = ()
+    gpus: int | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A search on one cluster; `missing` nodes were left out."""
+    """A search on one cluster; `missing` nodes were left out. `seats` says which node gets which ranks of the best."""
 
     cluster: str
     gpus: int
     missing: tuple[str, ...]
     found: Found
+    seats: Placement | None = None
 
 
 def plans(question: Question, progress: Progress | None = None) -> list[Answer]:
     """Search each cluster. ProfileError with a sentence for whatever is wrong in the question."""
-    return _searched(catalog.model(question.model), question, progress)
+    model, stack = catalog.model(question.model), catalog.stack(question.stack)
+    options = Options(power_limits_w=question.power_limits_w, precisions=_precisions(question))
+    constraints, like = [constraint(text) for text in question.where], _like(question)
+    out = []
+    for name in question.clusters:
+        cluster, missing = without(catalog.cluster(name), question.without)
+        if question.gpus:
+            cluster = _reduced(cluster, question.gpus)
+        for precision in question.precision:
+            cluster.device.peak_flops(precision)
+        _check_limits(cluster, question.power_limits_w)
+
+        def told(tried: int, seconds: float, done: float, name: str = name) -> None:
+            if progress:
+                progress(name, tried, seconds, done)
+
+        found = search(
+            model,
+            cluster,
+            stack,
+            like,
+            question.objective,
+            constraints,
+            question.pareto,
+            question.top,
+            options,
+            told,
+        )
+        best = next(iter(found.plans), None)
+        seats = place(cluster, predict(model, best.plan, cluster, stack)) if best else None
+        out.append(Answer(name, cluster.gpus, missing, found, seats))
+        if not found.complete:
+            break
+    return out
 
 
-@dataclass(frozen=True)
-class Size:
-    """One model of a sweep: billions of weights, and the best plan of each cluster that has one."""
-
-    billions: float
-    best: dict[str, Ranked | None]
-
-    @property
-    def leader(self) -> str:
-        """The cluster that trains it fastest per GPU."""
-        rates = {name: r.metrics["tokens_per_s_per_gpu"] for name, r in self.best.items() if r}
-        return max(rates, key=lambda name: rates[name], default="")
+def _precisions(question: Question) -> tuple[Precision, ...]:
+    try:
+        return msgspec.convert(question.precision, tuple[Precision, ...])
+    except msgspec.ValidationError:
+        known = ", ".join(get_args(Precision))
+        raise ProfileError(f"'{', '.join(question.precision)}' is no list of precisions; there are {known}.") from None
 
 
-FAMILY = (
-    # Layers, hidden, heads: the weak-scaling models of arXiv 2104.04473, table 1.
-    (24, 2304, 24),
-    (36, 4096, 32),
-    (40, 6144, 48),
-    (48, 8192, 64),
-    (60, 10240, 80),
-    (80, 12288, 96),
-    (96, 16384, 128),
-    (105, 20480, 128),
-)
+def _reduced(cluster: Cluster, gpus: int) -> Cluster:
+    if gpus > cluster.gpus or gpus % cluster.gpus_per_node:
+        raise ProfileError(
+            f"{cluster.name} gives its {cluster.gpus} GPUs in nodes of {cluster.gpus_per_node}; {gpus} cannot be had."
+        )
+    return coolest(cluster, gpus)
 
 
 def sweep(question: Question) -> list[Size]:
     """The best plan of each cluster for GPT models from 2 to 530 billion weights: where one overtakes the other."""
-    out = []
-    for layers, hidden, heads in FAMILY:
-        model = Model(
-            name=f"gpt-{layers}x{hidden}",
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            kv_heads=heads,
-            ffn=4 * hidden,
-            gated_mlp=False,
-            vocab=51200,
-            tied_embeddings=True,
-            seq=2048,
-        )
-        answers = _searched(model, question, None)
-        best = {a.cluster: next(iter(a.found.plans), None) for a in answers}
-        out.append(Size(model.parameters / 1e9, best))
-    return out
+    clusters = [catalog.cluster(name) for name in question.clusters]
+    for cluster in clusters:
+        cluster.device.peak_flops(question.precision[0])
+    _precisions(question)
+    constraints = [constraint(text) for text in question.where]
+    found = sweeping.sweep(clusters, catalog.stack(question.stack), _like(question), constraints)
+    names = dict(zip((c.name for c in clusters), question.clusters, strict=True))
+    return [replace(size, best={names[name]: one for name, one in size.best.items()}) for size in found]
 
 
 def without(cluster: Cluster, nodes: Sequence[str]) -> tuple[Cluster, tuple[str, ...]]:
@@ -128,6 +146,7 @@ def answers_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "front": [ranked_json(r) for r in a.found.front],
             "empty": a.found.empty or None,
             "nearest": ranked_json(a.found.nearest) if a.found.nearest else None,
+            "placement": asdict(a.seats) if a.seats else None,
         }
         for a in answers
     ]
@@ -148,14 +167,31 @@ def label(plan: Plan) -> str:
     p, o = plan.parallelism, plan.optimizations
     parts = [plan.label(), f"v{p.interleave}" if p.interleave > 1 else "", f"z{p.zero}"]
     parts += {"stash": [], "selective": ["sel"], "alternate": ["alt"], "recompute": ["rec"]}[o.activation]
+    parts += [] if plan.precision == "bf16" else [plan.precision]
     parts += [] if o.overlap else ["bare"]
+    parts += ["pp-dp"] if p.order == "tp-cp-pp-dp" else []
     parts += ["nosp"] if p.tensor > 1 and not p.sequence_parallel else []
     return " ".join(part for part in parts if part)
 
 
-def compared(model: str, cluster: str, names: Sequence[str]) -> list[tuple[str, Predicted]]:
-    """Each named plan's prediction."""
-    return [(name, offline.prediction(model, cluster, name)) for name in names]
+Rows = list[tuple[str, Predicted]]
+
+
+def compared(model: str, clusters: Sequence[str], names: Sequence[str]) -> tuple[Rows, list[str]]:
+    """Each named plan's prediction on each cluster, and a sentence for each that cannot be laid over one. ProfileError
+    when there is none that can."""
+    what, rows, not_laid = catalog.model(model), [], []
+    for where in clusters:
+        cluster = catalog.cluster(where)
+        for name in names:
+            plan, label = catalog.plan(name), f"{name} on {where}" if len(clusters) > 1 else name
+            try:
+                rows.append((label, offline.predicted(what, cluster, plan)))
+            except ProfileError as error:
+                not_laid.append(f"{label}: {error}")
+    if not rows:
+        raise ProfileError(" ".join(not_laid))
+    return rows, not_laid
 
 
 def difference(one: Prediction, other: Prediction, most: int = 3) -> tuple[float, list[tuple[str, float]]]:
@@ -199,15 +235,14 @@ def imported_prediction(found: Imported, model: str | None, cluster: str) -> Pre
     return offline.predicted(what, catalog.cluster(cluster), found.plan)
 
 
-def _searched(model: Model, question: Question, progress: Progress | None) -> list[Answer]:
-    stack = catalog.stack(question.stack)
-    constraints = [constraint(text) for text in question.where]
+def _like(question: Question) -> Plan:
+    """What is the same in every plan of the search."""
     try:
-        like = msgspec.convert(
+        return msgspec.convert(
             {
                 "name": "searched",
                 "parallelism": {},
-                "precision": question.precision,
+                "precision": question.precision[0],
                 "global_batch": question.batch,
                 "sequence": question.sequence,
                 "stack": question.stack,
@@ -216,32 +251,6 @@ def _searched(model: Model, question: Question, progress: Progress | None) -> li
         )
     except msgspec.ValidationError as error:
         raise ProfileError(f"The plan to search for: {error}.") from None
-    out = []
-    for name in question.clusters:
-        cluster, missing = without(catalog.cluster(name), question.without)
-        cluster.device.peak_flops(question.precision)
-        _check_limits(cluster, question.power_limits_w)
-
-        def told(tried: int, seconds: float, done: float, name: str = name) -> None:
-            if progress:
-                progress(name, tried, seconds, done)
-
-        found = search(
-            model,
-            cluster,
-            stack,
-            like,
-            question.objective,
-            constraints,
-            question.pareto,
-            question.top,
-            Options(power_limits_w=question.power_limits_w),
-            told,
-        )
-        out.append(Answer(name, cluster.gpus, missing, found))
-        if not found.complete:
-            break
-    return out
 
 
 def _check_limits(cluster: Cluster, limits: Sequence[float]) -> None:

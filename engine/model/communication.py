@@ -1,7 +1,7 @@
 """Traffic of each parallelism: bytes, how often, over which link, in how many seconds. Arrays over plans.
 
-Ranks are numbered tensor, context, data, pipeline, innermost first, node by node; a group's link class is the slowest
-one it spans.
+Ranks are numbered tensor, context, data, pipeline, innermost first, node by node (pipeline before data where the plan
+says so); a group's link class is the slowest one it spans.
 """
 
 from __future__ import annotations
@@ -44,10 +44,15 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Group:
-    """Groups of `size` ranks, `stride` apart in rank order."""
+    """Groups of `size` ranks, `stride` apart in rank order, each group spread over `span` ranks."""
 
     size: Column
     stride: Column
+    spread: Column | float = 1.0
+
+    @property
+    def span(self) -> Column:
+        return self.size * self.stride * self.spread
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def path(w: Work, rates: Rates, group: Group, fabric_peak: float) -> Path:
     hierarchical ring enters and leaves a node once, so a group that fills its node has all the node's ports (NCCL's
     multi-ring; Thakur et al. 2005 for the volume).
     """
-    span, several = group.size * group.stride, group.size > 1
+    span, several = group.span, group.size > 1
     crossing = several & (span > w.gpus_per_node)
     hop = several & (w.numa_gpus < w.gpus_per_node) & (span > w.numa_gpus)
     climbing = crossing & (span > w.leaf_nodes * w.gpus_per_node)
@@ -126,7 +131,7 @@ def context(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffi
 def pipeline(w: Work, rates: Rates, fabric_peak: float) -> Traffic:
     """An activation to the next stage and its gradient back, for each chunk and microbatch (Narayanan et al. 2021,
     section 2.2); with sequence parallelism each tensor rank sends its own share."""
-    along = path(w, rates, Group(w.pp, w.tp * w.cp * w.dp), fabric_peak)
+    along = path(w, rates, Group(w.pp, w.tp * w.cp * np.where(w.stages_inside > 0, 1.0, w.dp)), fabric_peak)
     payload = w.element * w.tokens * w.hidden / np.where(w.split_norms, w.tp, 1.0)
     return sends(rates, along, payload, 2 * w.vpp * w.microbatches)
 
@@ -142,10 +147,12 @@ def data(w: Work, rates: Rates, fabric_peak: float, dense: Column, experts: Colu
     size = w.dp * w.cp
     group = np.where(w.zero >= 1, np.minimum(w.zero_group, size), size)
     peers = np.maximum(1.0, size * w.expert_tp / w.ep)
-    everywhere = path(w, rates, Group(size, w.tp), fabric_peak)
-    within = path(w, rates, Group(group, w.tp), fabric_peak)
-    between = path(w, rates, Group(size / group, w.tp * group), fabric_peak)
-    alike = path(w, rates, Group(peers, np.where(w.ep > 1, w.ep, w.tp)), fabric_peak)
+    # Stages that stand in one node each have groups of their own there, which share its ports.
+    apart, beside = w.between_replicas, np.clip(w.gpus_per_node / (w.tp * w.cp), 1.0, w.between_replicas)
+    everywhere = path(w, rates, Group(size, w.tp * beside, apart / beside), fabric_peak)
+    within = path(w, rates, Group(group, w.tp * beside, apart / beside), fabric_peak)
+    between = path(w, rates, Group(size / group, w.tp * group * beside, apart / beside), fabric_peak)
+    alike = path(w, rates, Group(peers, np.where(w.ep > 1, w.ep, w.tp) * beside, apart / beside), fabric_peak)
 
     wire, one = rates.gradient_bytes, np.ones(len(w))
     buckets = np.maximum(1.0, np.round(wire * dense / BUCKET_BYTES))
@@ -183,7 +190,9 @@ def expert(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic
     section 3.2.2): of N nodes, k even draws meet N (1 - (1 - 1/N)^k). What crosses goes through one GPU's part of the
     network, while the rest uses the fabric.
     """
-    nodes = np.maximum(1.0, w.ep * w.expert_tp / w.gpus_per_node)
+    ranks = w.ep * w.expert_tp
+    apart = np.where(ranks > w.tp * w.cp, w.between_replicas, 1.0)
+    nodes = np.clip(ranks * apart / w.gpus_per_node, 1.0, ranks)
     token = w.tokens / w.tp * w.hidden * w.element * w.imbalance
     met = nodes * (1.0 - (1.0 - 1.0 / nodes) ** w.topk)
     across = token * met * (nodes - 1) / nodes

@@ -46,6 +46,8 @@ class Iteration:
     context: Traffic
     expert: Traffic
     stage_layers: Column
+    layer_s: Column
+    head_s: Column
     microbatch_clocked_s: Column
     microbatch_fixed_s: Column
     fill: Column
@@ -72,13 +74,18 @@ class Iteration:
         total: Column = sum(getattr(self, name) for name in PARTS)
         return total
 
+    @property
+    def kernels_s(self) -> Column:
+        """Seconds in which kernels of the model itself run."""
+        return self.compute_s + self.attention_s + self.elementwise_s + self.optimizer_s
+
     def activity(self, waiting: bool = True) -> Column:
         """Mean activity: each phase's share of the time times its activity; without waits, what the limiter sees."""
         a = power.ACTIVITY
         wait = self.bubble_s + self.host_s + self.straggler_s if waiting else 0.0
         talk = self.exposed_comm_s if waiting else 0.0
         memory = self.elementwise_s + self.optimizer_s
-        total = self.compute_s + self.attention_s + memory + talk + wait
+        total = self.kernels_s + talk + wait
         busy = self.compute_s * a["matmul"] + self.attention_s * a["attention"] + memory * a["memory"]
         return (busy + talk * a["communication"] + wait * a["wait"]) / total
 
@@ -201,6 +208,8 @@ def _at_clock(w: Work, device: Device, rates: Rates, work: _Work, clock: Column)
         context=work.cp,
         expert=work.ep,
         stage_layers=slow_layers,
+        layer_s=each_layer,
+        head_s=head.total_s,
         microbatch_clocked_s=slow.matmul_s + slow.attention_s,
         microbatch_fixed_s=slow.elementwise_s + slow_layers * seen + pp_each,
         fill=bubble / microbatch,
@@ -217,3 +226,10 @@ def settled(w: Work, device: Device, chassis: Chassis, found: Iteration) -> tupl
         watts = np.minimum(power.power_w(device, activity, found.clock_mhz, celsius), w.power_limit_w)
         celsius = hottest_c(chassis, watts)
     return watts, celsius
+
+
+def throttled_share(w: Work, device: Device, found: Iteration, celsius: Column) -> Column:
+    """Share of the iteration in which the limiter holds a GPU back: its kernels' time, where the power limit leaves
+    less than the asked clock or the hottest GPU settles at its operating limit."""
+    held = (found.clock_mhz < w.clock_limit_mhz) | (celsius >= device.temperature_c.operating)
+    return np.where(held, found.kernels_s / found.iteration_s, 0.0)

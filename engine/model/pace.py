@@ -34,9 +34,17 @@ def replica_s(pace: Pace, microbatches: Ints, clock_share: Floats) -> Floats:
 
 
 def replica_of_gpu(plan: Plan, dp: int, gpus: int) -> Ints:
-    """The data-parallel rank of each GPU, ranks numbered tensor, context, data, pipeline, innermost first."""
+    """The data-parallel rank of each GPU, ranks numbered in the plan's order."""
     p = plan.parallelism
-    return (np.arange(gpus) // (p.tensor * p.context)) % dp
+    apart = p.pipeline if p.order == "tp-cp-pp-dp" else 1
+    return (np.arange(gpus) // (p.tensor * p.context * apart)) % dp
+
+
+def stage_of_gpu(plan: Plan, dp: int, gpus: int) -> Ints:
+    """The pipeline stage of each GPU, ranks numbered in the plan's order."""
+    p = plan.parallelism
+    apart = 1 if p.order == "tp-cp-pp-dp" else dp
+    return (np.arange(gpus) // (p.tensor * p.context * apart)) % p.pipeline
 
 
 def slowest(values: Floats, replica: Ints, dp: int) -> Floats:

@@ -10,12 +10,12 @@ import numpy as np
 from engine.model import gemm, thermal
 from engine.model.communication import LINKS
 from engine.model.confidence import Confidence, confidence
-from engine.model.iteration import PARTS, Iteration, iteration, settled
+from engine.model.iteration import PARTS, Iteration, iteration, settled, throttled_share
 from engine.model.layout import PlanError, replicas
 from engine.model.memory import Memory, memory, stage
 from engine.model.pace import Pace
 from engine.model.rates import rates
-from engine.model.work import columns
+from engine.model.work import columns, stage_layers
 from engine.profile import Cluster, Model, Plan, Price, Stack
 
 __all__ = ["Breakdown", "PlanError", "Prediction", "Traffic", "predict", "replicas", "with_microbatch"]
@@ -61,7 +61,7 @@ class Traffic:
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What a plan does. `microbatches` run one after another on each of `dp` replicas; `memory` is of the fullest
-    pipeline stage, `stages_gib` of each."""
+    pipeline stage, `stages_gib` of each; `stage_load` each stage's work over that of the slowest."""
 
     plan: Plan
     dp: int
@@ -77,10 +77,12 @@ class Prediction:
     communication: tuple[Traffic, ...]
     memory: Memory[float]
     stages_gib: tuple[float, ...]
+    stage_load: tuple[float, ...]
     capacity_gib: float
     activity: float
     busy_activity: float
     sm_clock_mhz: float
+    throttled_share: float
     power_w: float
     cluster_w: float
     temperature_c: float
@@ -132,7 +134,8 @@ def predict(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Predict
     breakdown = _breakdown(found)
     activity, busy = float(found.activity()[0]), float(found.activity(waiting=False)[0])
     clock = float(found.clock_mhz[0])
-    watts, celsius = (float(v[0]) for v in settled(w, device, thermal.chassis_of(cluster), found))
+    settled_w, settled_c = settled(w, device, thermal.chassis_of(cluster), found)
+    watts, celsius = float(settled_w[0]), float(settled_c[0])
     flops = float(w.tokens_per_iteration[0] * gemm.model_flops_per_token(w)[0])
     seconds = breakdown.iteration_s
     traffic = _traffic(found)
@@ -159,10 +162,12 @@ def predict(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Predict
         stages_gib=tuple(
             float(stage(w, constants, np.array([float(i)])).total_gib[0]) for i in range(plan.parallelism.pipeline)
         ),
+        stage_load=_stage_load(model, plan, found),
         capacity_gib=min(cluster.device_of(n).memory_gib for n in cluster.nodes),
         activity=activity,
         busy_activity=busy,
         sm_clock_mhz=clock,
+        throttled_share=float(throttled_share(w, device, found, settled_c)[0]),
         power_w=watts,
         cluster_w=watts * cluster.gpus + hosts_w,
         temperature_c=celsius,
@@ -188,6 +193,18 @@ def _breakdown(found: Iteration) -> Breakdown:
         cp_s=links["context"],
         ep_s=links["expert"],
     )
+
+
+def _stage_load(model: Model, plan: Plan, found: Iteration) -> tuple[float, ...]:
+    p = plan.parallelism
+    if isinstance(p.stages, tuple):
+        layers = np.asarray(p.stages, float)
+    else:
+        first, widest, last = stage_layers(model.layers, p.pipeline, p.stages)
+        layers = np.array([first, *([widest] * (p.pipeline - 2)), last][: p.pipeline])
+    seconds = layers * found.layer_s[0]
+    seconds[-1] += found.head_s[0]
+    return tuple(float(s) for s in seconds / seconds.max())
 
 
 def _traffic(found: Iteration) -> tuple[Traffic, ...]:

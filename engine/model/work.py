@@ -54,6 +54,7 @@ class Work:
     recompute_attention: Column  # 1: the attention core alone runs again
     overlap: Column
     zero_bubble: Column
+    stages_inside: Column  # 1: ranks are numbered over pipeline stages before replicas
     tp_async: Column  # matrix products cut up so that tensor traffic hides behind them
     fp8: Column
     element: Column  # bytes of an activation outside fp8 products: 2, or 4 in tf32 and fp32
@@ -106,6 +107,11 @@ class Work:
     def expert_tp(self) -> Column:
         """Tensor ranks that each hold experts of their own: all of them once experts are spread over GPUs."""
         return np.where(self.ep > 1, self.tp, 1.0)
+
+    @property
+    def between_replicas(self) -> Column:
+        """Pipeline stages numbered before the next replica: replicas are as many times further apart."""
+        return np.where(self.stages_inside > 0, self.pp, 1.0)
 
     @property
     def nodes(self) -> Column:
@@ -186,6 +192,7 @@ def _row(model: Model, plan: Plan, cluster: Cluster, dp: int) -> dict[str, float
         "recompute_attention": o.activation == "selective",
         "overlap": o.overlap,
         "zero_bubble": p.zero_bubble,
+        "stages_inside": p.order == "tp-cp-pp-dp",
         "tp_async": o.async_tensor,
         "fp8": plan.precision == "fp8",
         "element": 4 if plan.precision in ("tf32", "fp32") else 2,

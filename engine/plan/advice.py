@@ -31,7 +31,7 @@ def advice(model: Model, cluster: Cluster, stack: Stack, found: Prediction) -> l
     out += _placement(model, cluster, stack, found)
     out += _links(model, cluster, stack, found)
     out += _bubble(found, instead(microbatch=max(1, found.plan.optimizations.microbatch // 2)))
-    out += _throttle(found, cluster)
+    out += _throttle(found, cluster, instead(microbatch=max(1, found.plan.optimizations.microbatch // 2)))
     return [*out, *found.confidence.beyond]
 
 
@@ -135,20 +135,24 @@ def _bubble(found: Prediction, smaller: Prediction | None) -> list[str]:
     return [text + "interleaved chunks, a larger global batch or a shallower pipeline shorten that."]
 
 
-def _throttle(found: Prediction, cluster: Cluster) -> list[str]:
+def _throttle(found: Prediction, cluster: Cluster, smaller: Prediction | None) -> list[str]:
+    """The power limit and the operating temperature, and what half the microbatch would do to both."""
     limits, device = found.plan.optimizations, cluster.device
     out = []
     if found.sm_clock_mhz < device.clock.max and limits.sm_clock_mhz is None:
         watts = limits.power_limit_w or device.power_limit_w.default
         out.append(
             f"The power limit of {watts:g} W holds the clock at {found.sm_clock_mhz:.0f} of "
-            f"{device.clock.max:.0f} MHz; a larger microbatch draws no less."
+            f"{device.clock.max:.0f} MHz for {found.throttled_share:.0%} of the step; a larger microbatch draws no "
+            "less."
         )
     if found.temperature_c >= device.temperature_c.operating:
+        micro, text = found.plan.optimizations.microbatch, "a power limit or better cooling helps"
+        if micro > 1 and smaller is not None:
+            text = f"microbatch {micro // 2} settles at {smaller.temperature_c:.0f} C, {_effect(found, smaller)}"
         out.append(
             f"The hottest GPU settles at {found.temperature_c:.0f} C, above its operating limit of "
-            f"{device.temperature_c.operating:.0f} C, and will slow itself: a power limit or a smaller microbatch "
-            "cools it."
+            f"{device.temperature_c.operating:.0f} C, and will slow itself: {text}."
         )
     return out
 

@@ -43,6 +43,7 @@ def alternatives(model: Model, cluster: Cluster, running: Plan, most: int = 6) -
         overlap=(o.overlap,),
         sequence_parallel=(p.sequence_parallel,),
         power_limits_w=(o.power_limit_w,) if o.power_limit_w else (),
+        stages_inside=(p.order == "tp-cp-pp-dp",),
     )
     (own,) = compare(model, cluster, [("running", running)])
     if not isinstance(own.prediction, str):

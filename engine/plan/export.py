@@ -37,6 +37,7 @@ def to_megatron(plan: Plan) -> Exported:
     elif p.stages != "even":
         lost.append(f"Stages of {list(p.stages)} layers: write them as a --pipeline-model-parallel-layout of your own.")
     args += [f"--expert-model-parallel-size {p.expert}"] if p.expert > 1 else []
+    args += ["--use-tp-pp-dp-mapping"] if p.order == "tp-cp-pp-dp" else []
     args += ["--sequence-parallel"] if p.tensor > 1 and p.sequence_parallel else []
     args += {0: [], 1: ["--use-distributed-optimizer"]}.get(
         p.zero, ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {_STRATEGY.get(p.zero, '')}"]
@@ -72,6 +73,8 @@ def to_nemo(plan: Plan) -> Exported:
         "ddp.overlap_grad_reduce": o.overlap,
         "ddp.overlap_param_gather": o.overlap and p.zero >= 1,
     }
+    if p.order == "tp-cp-pp-dp":
+        values["dist.use_tp_pp_dp_mapping"] = True
     if plan.sequence:
         values |= {"model.seq_length": plan.sequence, "dataset.sequence_length": plan.sequence}
     if p.stages == "ends":
@@ -93,7 +96,7 @@ def to_nemo(plan: Plan) -> Exported:
 
 def to_torchtitan(plan: Plan) -> Exported:
     """A torchtitan configuration, TOML."""
-    p, o, lost = plan.parallelism, plan.optimizations, _common(plan)
+    p, o, lost = plan.parallelism, plan.optimizations, [*_common(plan), *_order(plan)]
     dp = p.data or 1
     replicate, shard = (1, dp) if p.zero >= 2 else (dp, 1)
     if p.zero_group and p.zero >= 2:
@@ -140,7 +143,7 @@ def to_torchtitan(plan: Plan) -> Exported:
 
 def to_deepspeed(plan: Plan) -> Exported:
     """A DeepSpeed configuration, JSON. Pipeline and context parallelism are set up in code there."""
-    p, o, lost = plan.parallelism, plan.optimizations, _common(plan)
+    p, o, lost = plan.parallelism, plan.optimizations, [*_common(plan), *_order(plan)]
     config: dict[str, Any] = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": o.microbatch,
@@ -183,6 +186,13 @@ def _common(plan: Plan) -> list[str]:
     if plan.precision in ("tf32", "fp32"):
         lost.append(f"precision {plan.precision}: no flag is needed; make sure that none for 16 bits is given.")
     return lost
+
+
+def _order(plan: Plan) -> list[str]:
+    """A framework that numbers replicas before stages can only be given hosts in another order."""
+    if plan.parallelism.order == "tp-cp-dp-pp":
+        return []
+    return ["order tp-cp-pp-dp: this framework numbers replicas before pipeline stages, as was not predicted."]
 
 
 def _hydra(value: Any) -> str:

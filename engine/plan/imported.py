@@ -28,7 +28,7 @@ class Imported:
 def read(words: Sequence[str]) -> Imported:
     """A command line: Megatron-LM's arguments, or the overrides of a NeMo recipe."""
     options = _options(words)
-    if any(key.startswith(("model.", "train.", "ddp.")) for key in options):
+    if any(key.startswith(("model.", "train.", "ddp.", "dist.")) for key in options):
         return _nemo(options)
     if any("parallel-size" in key or key in ("micro-batch-size", "num-layers") for key in options):
         return _megatron(options)
@@ -75,6 +75,7 @@ def _megatron(options: Mapping[str, str]) -> Imported:
     sharded = {"optim_grads": 2, "optim_grads_params": 3}.get(strategy, states)
     used.flag("use-megatron-fsdp")
     overlap = used.flag("overlap-grad-reduce")
+    inside = used.flag("use-tp-pp-dp-mapping")
     used.flag("overlap-param-gather"), used.flag("tp-comm-overlap")
     plan = {
         "name": "imported",
@@ -87,6 +88,7 @@ def _megatron(options: Mapping[str, str]) -> Imported:
             "sequence_parallel": used.flag("sequence-parallel"),
             "zero": sharded,
             "stages": "ends" if ends else "even",
+            "order": "tp-cp-pp-dp" if inside else "tp-cp-dp-pp",
         },
         "optimizations": {
             "activation": "alternate" if recomputed == "recompute" and method == "block" else recomputed,
@@ -153,6 +155,7 @@ def _nemo(options: Mapping[str, str]) -> Imported:
             "sequence_parallel": used.flag("model.sequence_parallel"),
             "zero": {"optim_grads": 2, "optim_grads_params": 3}.get(strategy, sharded),
             "stages": "ends" if ends else "even",
+            "order": "tp-cp-pp-dp" if used.flag("dist.use_tp_pp_dp_mapping") else "tp-cp-dp-pp",
         },
         "optimizations": {
             "activation": {"full": "recompute", "selective": "selective"}.get(granularity, "stash"),

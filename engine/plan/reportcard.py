@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from engine.model.predict import PlanError, Prediction, predict
-from engine.profile import Plan, ProfileError, catalog
+from engine.plan import sweep
+from engine.profile import Parallelism, Plan, ProfileError, catalog
 from engine.profile.document import Record
 
 Verdict = Literal["within", "outside", "contradicted by arithmetic", "not a figure of the model"]
@@ -28,7 +29,8 @@ class Measure(Record, frozen=True):
     `quantity` of `here` (over that of `over`, where given); `product` of two numbers; `change` from the first number
     to the second, as the arithmetic has it; `slowest_rank` the loss of a synchronous step when one rank's clock falls
     from the first number to the second and the rest of the step, `fixed_share`, does not; `steady` the temperature
-    T + P R + P^2 C of the numbers; `rule` the rule that a policy picks at a temperature.
+    T + P R + P^2 C of the numbers; `rule` the rule that a policy picks at a temperature; `crossover` the billions of
+    weights at which the first cluster overtakes the second per GPU in a sweep of sizes.
     """
 
     quantity: str | None = None
@@ -40,6 +42,7 @@ class Measure(Record, frozen=True):
     fixed_share: float = 0.0
     steady: tuple[float, float, float, float] | None = None
     rule: tuple[str, float] | None = None
+    crossover: tuple[str, str] | None = None
 
 
 class Claim(Record, frozen=True):
@@ -121,10 +124,24 @@ def _value(m: Measure) -> float | str:
         name, celsius = m.rule
         found = catalog.thermal_policy(name).rule_for(celsius, 89.0)
         return found.name if found else "none"
+    if m.crossover is not None:
+        return _crossover(*m.crossover)
     assert m.quantity is not None
     assert m.here is not None
     value = _quantity(_predicted(m.here), m.quantity)
     return value / _quantity(_predicted(m.over), m.quantity) if m.over else value
+
+
+def _crossover(one: str, other: str) -> float | str:
+    """The size at which `one` overtakes, or in words how it stands to `other` from the smallest to the largest."""
+    clusters = [catalog.cluster(name) for name in (one, other)]
+    plan = Plan(name="sweep", parallelism=Parallelism())
+    sizes = sweep.sweep(clusters, catalog.stack(plan.stack), plan)
+    found = sweep.overtakes(sizes, one, other)
+    if found is not None:
+        return found
+    ratios = [(size.billions, ratio) for size in sizes if (ratio := size.ratio(one, other)) is not None]
+    return "none: " + ", ".join(f"{ratio:.2f} at {billions:.0f}" for billions, ratio in ratios)
 
 
 def _predicted(where: Where) -> Prediction:

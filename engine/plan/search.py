@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from engine.model import gemm, thermal
-from engine.model.iteration import iteration, settled
+from engine.model.iteration import iteration, settled, throttled_share
 from engine.model.memory import fullest_gib
 from engine.model.rates import rates
 from engine.model.work import Column, Work
@@ -27,6 +28,7 @@ METRICS = (
     "cost_per_million_tokens",
     "temperature_c",
     "power_w",
+    "throttled_share",
     "memory_gib",
     "bubble_share",
     "communication_share",
@@ -72,6 +74,7 @@ class Constraint:
         return np.where(COMPARE[self.sign](values, self.value), 0.0, np.maximum(off, 1e-9))
 
 
+DEFAULT = Options()
 FITS = Constraint("headroom_gib", ">=", 0.0)
 
 
@@ -165,6 +168,7 @@ def evaluate(w: Work, model: Model, cluster: Cluster, stack: Stack, precision: s
         "mfu": flops / (seconds * cluster.gpus * device.peak_flops("bf16")),
         "temperature_c": celsius,
         "power_w": watts,
+        "throttled_share": throttled_share(w, device, found, celsius),
         "clock_share": found.clock_mhz / device.clock.max,
         "memory_gib": used,
         "headroom_gib": capacity - used,
@@ -183,10 +187,11 @@ def search(
     constraints: Sequence[Constraint] = (),
     pareto: Sequence[str] = (),
     top: int = 10,
-    options: Options | None = None,
+    options: Options = DEFAULT,
     progress: Progress | None = None,
 ) -> Found:
     """Try the whole space. Interrupted (KeyboardInterrupt), it answers with what was found so far."""
+    likes = _likes(plan, options)
     for name in (objective, *pareto):
         if name not in METRICS:
             raise ProfileError(f"There is no objective '{name}'; there are {', '.join(METRICS)}.")
@@ -195,8 +200,7 @@ def search(
     left = np.zeros(len(held) + 1, np.int64)
     began, complete = time.perf_counter(), True
     try:
-        for work, done in chunks(model, cluster, plan, options or Options()):
-            values = evaluate(work, model, cluster, stack, plan.precision)
+        for work, values, done in _evaluated(model, cluster, stack, plan, options):
             miss = np.stack([c.miss(_column(work, values, c.name)) for c in held])
             left += _survivors(miss)
             good = np.flatnonzero((miss == 0).all(axis=0))
@@ -215,14 +219,30 @@ def search(
         complete = False
     seconds = time.perf_counter() - began
     if not left[-1]:
-        close = next(iter(_ranked(nearest, plan)), None)
+        close = next(iter(_ranked(nearest, likes)), None)
         why = "Interrupted before any plan was tried."
         if left[0] or complete:
             why = _emptied(left, held, model, cluster, plan)
         return Found((), (), int(left[0]), seconds, complete, why, close)
     asked = tuple(dict.fromkeys((objective, *pareto)))
-    plans = _explained(_ranked(best, plan), asked)
-    return Found(plans, tuple(_ranked(front, plan)), int(left[0]), seconds, complete)
+    plans = _explained(_ranked(best, likes), asked)
+    return Found(plans, tuple(_ranked(front, likes)), int(left[0]), seconds, complete)
+
+
+def _likes(plan: Plan, options: Options) -> list[Plan]:
+    """The plan in each precision that is searched."""
+    return [msgspec.structs.replace(plan, precision=p) for p in options.precisions or (plan.precision,)]
+
+
+def _evaluated(
+    model: Model, cluster: Cluster, stack: Stack, plan: Plan, options: Options
+) -> Iterator[tuple[Work, dict[str, Column], float]]:
+    """Chunks of the space with their metrics and the share of it that they complete; `like` numbers the precision."""
+    likes = _likes(plan, options)
+    for number, like in enumerate(likes):
+        for work, done in chunks(model, cluster, like, options):
+            values = evaluate(work, model, cluster, stack, like.precision)
+            yield work, values | {"like": np.full(len(work), float(number))}, (number + done) / len(likes)
 
 
 def pareto_rows(values: dict[str, Column]) -> npt.NDArray[np.int64]:
@@ -263,13 +283,13 @@ def _order(
     return np.lexsort((values["memory_gib"][pick], key))
 
 
-def _ranked(pool: _Pool, like: Plan) -> Iterator[Ranked]:
+def _ranked(pool: _Pool, likes: Sequence[Plan]) -> Iterator[Ranked]:
     found = pool.merged()
     if found is not None:
         work, values = found
         for row in range(len(work)):
             metrics = {name: float(values[name][row]) for name in METRICS}
-            yield Ranked(plan_of(work, row, like), metrics)
+            yield Ranked(plan_of(work, row, likes[int(values["like"][row])]), metrics)
 
 
 def _explained(plans: Iterator[Ranked], asked: tuple[str, ...]) -> tuple[Ranked, ...]:

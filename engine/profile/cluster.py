@@ -21,7 +21,8 @@ class SshAddress(Record, frozen=True):
 
 
 class Node(Record, frozen=True):
-    """One server: `u` is the lowest rack unit it fills. `ssh` is user@host:port; `local` means this very machine."""
+    """One server: `u` is the lowest rack unit it fills. `ssh` is user@host:port; `local` means this very machine;
+    `warmer_k` what its air is warmer than its place explains, K."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     type: str
@@ -29,6 +30,7 @@ class Node(Record, frozen=True):
     u: Annotated[int, Meta(ge=1, le=100)] = 1
     ssh: str | None = None
     local: bool = False
+    warmer_k: Annotated[float, Meta(ge=-50, le=50)] = 0.0
 
 
 class Ssh(Record, frozen=True):
@@ -121,7 +123,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     def inlet_c(self, node: Node) -> float:
         """Air temperature in front of `node`, C."""
-        return self.inlet.bottom_c + self.inlet.gradient_k_per_u * (node.u - 1)
+        return self.inlet.bottom_c + self.inlet.gradient_k_per_u * (node.u - 1) + node.warmer_k
 
 
 def parse_address(text: str) -> SshAddress:

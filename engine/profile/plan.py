@@ -15,7 +15,7 @@ class Parallelism(Record, frozen=True):
 
     `zero_group` ranks that share one copy of the states (all of them when left out); `stages` the layers of each
     pipeline stage: `even`, `ends` (embedding and head count as a layer each) or a list; `zero_bubble` the ZB-H1
-    schedule.
+    schedule; `order` how ranks are numbered, innermost first, and so which parallelism spans nodes.
     """
 
     tensor: Count = 1
@@ -29,6 +29,7 @@ class Parallelism(Record, frozen=True):
     zero_group: Count | None = None
     stages: Literal["even", "ends"] | tuple[int, ...] = "even"
     zero_bubble: bool = False
+    order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
 
 
 class Optimizations(Record, frozen=True):

@@ -29,6 +29,7 @@ plans = st.builds(
         sequence_parallel=st.booleans(),
         zero=st.sampled_from([0, 1, 2, 3]),
         stages=st.sampled_from(["even", "ends"]),
+        order=st.sampled_from(["tp-cp-dp-pp", "tp-cp-pp-dp"]),
     ),
     optimizations=st.builds(
         Optimizations,

@@ -144,6 +144,28 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows) == 3
 
 
+def test_plan_on_a_part_and_in_two_precisions(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "llama3-8b", "--cluster", "h100x64", "--gpus", "32", "--precision", "bf16,fp8"]
+    assert main([*words, "--top", "3000", "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["gpus"] == 32
+    assert {p["plan"]["precision"] for p in answer["plans"]} == {"bf16", "fp8"}
+    assert sorted(s["node"] for s in answer["placement"]["seats"]) == ["n01", "n02", "n05", "n06"]
+    assert main([*words, "--top", "2", "--pareto", "tokens_per_s,temperature_c,throttled_share"]) == 0
+    text = capsys.readouterr().out
+    assert "Hosts in rank order: n0" in text
+    assert "more on the front: --json has them all" in text
+
+
+def test_compare_over_clusters_says_what_cannot_be_laid_out(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "data-parallel", "compute-bound", "--model", "llama3-8b"]
+    assert main([*words, "--cluster", "h100x64", "--cluster", "h200x32"]) == 0
+    found = capsys.readouterr()
+    assert "data-parallel on h200x32 against data-parallel on h100x64:" in found.out
+    assert found.err.startswith("rackside: compute-bound on h200x32: TP8 PP2 DP4 mb32 needs 64 GPUs; h200x32 has 32")
+    assert main(["compare", "compute-bound", "--model", "llama3-8b", "--cluster", "h200x32"]) == 2
+
+
 def test_plan_with_nothing_left(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAN, "--where", "temperature_c<20"]) == 1
     assert "Nearest to holding:" in capsys.readouterr().out

@@ -16,12 +16,17 @@ HEAD = f"{'plan':<16}{'step s':>7}{'+/-':>5}{'tok/s':>6}{'GiB':>4}{'C':>4}{'tok/
 class Plans(Pane):
     """`show` draws a table of predictions."""
 
-    def show(self, title: str, rows: Sequence[tuple[str, Prediction | str]]) -> None:
-        """Each row is a label with its prediction, or with the reason why there is none."""
-        self.draw(plans(title, rows))
+    def show(
+        self, title: str, rows: Sequence[tuple[str, Prediction | str]], told: Sequence[str], step_s: float | None
+    ) -> None:
+        """Each row is a label with its prediction, or with the reason why there is none; `told` what of the rack's
+        present state went into them, `step_s` what is measured of the first."""
+        self.draw(plans(title, rows, told, step_s))
 
 
-def plans(title: str, rows: Sequence[tuple[str, Prediction | str]]) -> Text:
+def plans(
+    title: str, rows: Sequence[tuple[str, Prediction | str]], told: Sequence[str] = (), step_s: float | None = None
+) -> Text:
     """The text of the pane; the fastest plan that fits is marked."""
     text = Text(no_wrap=True)
     text.append(f"{title}\n", "bold")
@@ -45,7 +50,11 @@ def plans(title: str, rows: Sequence[tuple[str, Prediction | str]]) -> Text:
         text.append(line, "bold" if leads else "" if found.fits else "red")
         if not found.fits:
             text.append(f"    too big by {-found.headroom_gib:.0f} GiB a GPU\n", "red")
-    text.append("\n> fastest that fits; the first row runs now.\n", "dim")
+    own = rows[0][1]
+    measured = f", measured {step_s:.2f} s a step" if step_s and not isinstance(own, str) else ""
+    text.append(f"\n> fastest that fits; the first row runs now{measured}.\n", "dim")
+    for sentence in told:
+        text.append(f"As now: {sentence}.\n", "dim")
     text.append("C: hottest GPU, settled. tok/J: GPUs and hosts.\n", "dim")
     text.append("+/-: held four of five runs that the fit never saw.\n", "dim")
     return text
