@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.model.predict import Prediction
 from engine.plan.reportcard import Line
 from engine.plan.validate import Errors, Row, Validation, errors
 from engine.profile import ProfileError
+from tui import heat
 
 BAR = 48
 PARTS = (
@@ -116,7 +118,12 @@ def validation_text(found: Validation) -> str:
 
 def calibrate(given: Any) -> int:
     """Fit, say what it was worth, and write the profile (or all of them). Exit status 1 when a row failed."""
-    path, out = _file(given.runs), Path(given.output).expanduser()
+    out = Path(given.output).expanduser()
+    if given.heat:
+        return heat.calibrate(_file(given.heat), out, given.json)
+    if not given.runs:
+        raise ProfileError("What to fit to is missing: a file of runs, --heat FILE or --thermal RECORDING.")
+    path = _file(given.runs)
     if given.hardware:
         fit = offline.calibrate_device(path, given.hardware, _progress)
         targets = {out: next(iter(fit.files.values()))}
@@ -124,15 +131,20 @@ def calibrate(given: Any) -> int:
         fit = offline.calibrate_all(path, _progress)
         targets = {out / name: text for name, text in fit.files.items()}
     summary = offline.fit_summary(fit)
+    written = write(targets)
+    print(printed({**summary, "written": written}) if given.json else fit_text(summary, written))
+    return 1 if summary["failed"] else 0
+
+
+def write(targets: Mapping[Path, str]) -> list[str]:
+    """Write each file, with the folders above it; their names."""
     try:
         for target, text in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ProfileError(f"{error.filename}: cannot be written: {error.strerror}.") from None
-    written = [str(target) for target in targets]
-    print(printed({**summary, "written": written}) if given.json else fit_text(summary, written))
-    return 1 if summary["failed"] else 0
+    return [str(target) for target in targets]
 
 
 def fit_text(summary: dict[str, Any], written: list[str]) -> str:

@@ -94,6 +94,8 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
     activity[np.isnan(rack.power_w)] = np.nan
 
     celsius, clock, watts = rack.settled_c, rack.clock_mhz, rack.power_w
+    read = ~np.isnan(rack.power_w)
+    was_w = np.where(read, rack.power_w, 0.0)
     step_s = load.step_s if load else None
     for _ in range(2):  # temperature changes leakage, leakage changes the clock: the second round settles it
         clock = _clocks(rack, activity, limit, celsius)
@@ -101,8 +103,7 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
         if load and new:
             step_s, busy = _step(rack, load, new, clock)
         watts = _powers(rack, activity * busy, clock, celsius)
-        known = np.where(np.isnan(watts) | np.isnan(rack.power_w), 0.0, watts - rack.power_w)
-        celsius = rack.settled_c + thermal.temperature_change(rack.chassis, known)
+        celsius = rack.settled_c + thermal.temperature_change(rack.chassis, was_w, np.where(read, watts, 0.0))
     outlook = Outlook(
         step_s=step_s,
         tokens_per_s=new.tokens / step_s if new and new.tokens and step_s else None,

@@ -29,12 +29,21 @@ def power_w(
     device: Device, activity: Floats | float, clock_mhz: Floats | float, temperature_c: Floats | float
 ) -> Floats:
     """Board power, W. `activity` 0 (idle) to 1 (matrix products without a pause)."""
+    core = device.power.core_w_per_mhz_v2 * np.asarray(activity, float) * clock_mhz * voltage(device, clock_mhz) ** 2
+    return np.asarray(leakage_w(device, temperature_c) + memory_w(device, activity, clock_mhz) + core)
+
+
+def leakage_w(device: Device, temperature_c: Floats | float) -> Floats:
+    """What the board draws whether it works or not, W; it grows with temperature."""
     p = device.power
-    a, f = np.asarray(activity, float), np.asarray(clock_mhz, float)
-    leakage = p.leakage_w * np.exp(p.leakage_per_k * (np.asarray(temperature_c, float) - 60.0))
-    busy = np.minimum(a / ACTIVITY["memory"], 1.0)
-    memory = p.memory_idle_w + busy * (p.memory_active_w + p.memory_clocked_w * f / device.clock.max)
-    return np.asarray(leakage + memory + p.core_w_per_mhz_v2 * a * f * voltage(device, f) ** 2)
+    return np.asarray(p.leakage_w * np.exp(p.leakage_per_k * (np.asarray(temperature_c, float) - 60.0)))
+
+
+def memory_w(device: Device, activity: Floats | float, clock_mhz: Floats | float) -> Floats:
+    """The memory's part of the board power, W: a core that works asks for data as fast as its clock allows."""
+    p, busy = device.power, np.minimum(np.asarray(activity, float) / ACTIVITY["memory"], 1.0)
+    clocked = p.memory_clocked_w * np.asarray(clock_mhz, float) / device.clock.max
+    return np.asarray(p.memory_idle_w + busy * (p.memory_active_w + clocked))
 
 
 def clock_under_limit(

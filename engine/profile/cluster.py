@@ -20,9 +20,27 @@ class SshAddress(Record, frozen=True):
     user: str | None = None
 
 
+class LearnedGpu(Record, frozen=True):
+    """Thermal constants of one GPU as a recording showed them: resistances in K/W at full flow, the sink's heat
+    capacity in J/K, the rise of a rear GPU's air per watt in front, and what its air is warmer than the inlet, K."""
+
+    r_die_k_w: Positive
+    r_sink_k_w: Positive
+    c_sink_j_k: Positive
+    preheat_k_w: Annotated[float, Meta(ge=0)]
+    inlet_k: float
+
+
+class Learned(Record, frozen=True):
+    """What was learned of a node, a GPU each, slot by slot."""
+
+    recording: str
+    gpus: tuple[LearnedGpu, ...]
+
+
 class Node(Record, frozen=True):
     """One server: `u` is the lowest rack unit it fills. `ssh` is user@host:port; `local` means this very machine;
-    `warmer_k` what its air is warmer than its place explains, K."""
+    `warmer_k` what its air is warmer than its place explains, K; `learned` constants of its own GPUs."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     type: str
@@ -31,6 +49,7 @@ class Node(Record, frozen=True):
     ssh: str | None = None
     local: bool = False
     warmer_k: Annotated[float, Meta(ge=-50, le=50)] = 0.0
+    learned: Learned | None = None
 
 
 class Ssh(Record, frozen=True):

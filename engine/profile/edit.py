@@ -35,6 +35,11 @@ def with_numbers(text: str, values: Mapping[str, float], block: str | None = Non
     return "\n".join([*lines[:place], *added, *lines[place:]]) + "\n"
 
 
+def with_inline(text: str, name: str, key: str, value: float) -> str:
+    """The number of one key in the flow mapping `name: {...}` replaced."""
+    return re.sub(rf"(\b{name}:\s*\{{[^}}]*\b{key}:\s*)[-+\d.eE]+", rf"\g<1>{number(value)}", text)
+
+
 def with_block(text: str, name: str, value: Mapping[str, Any], comment: str) -> str:
     """The text with the top-level block `name` replaced, or added at the end; `comment` says where it is from."""
     kept, skipping = [], False

@@ -159,11 +159,20 @@ class Device(Record, frozen=True):
             raise ProfileError(f"{self.name} has no {precision} matrix product; it has {known}.") from None
 
 
-class Cooling(Record, frozen=True):
-    """Heatsinks and air of a chassis.
+class Fan(Record, frozen=True):
+    """Fans that follow the load: `least` of their flow when the GPUs idle, all of it from a mean GPU power of `full_w`
+    on."""
 
-    `r_sink_air_k_w` heatsink to air (K/W), `c_sink_j_k` its heat capacity (J/K), `preheat_k_w` the rise of the rear
-    GPUs' air per watt of the GPU in front, `rear` the slots that breathe it.
+    least: Fraction
+    full_w: Positive
+
+
+class Cooling(Record, frozen=True):
+    """Heatsinks and air (or coolant) of a chassis, at full flow.
+
+    `r_sink_air_k_w` heatsink or cold plate to air or coolant (K/W), `c_sink_j_k` its heat capacity (J/K), `preheat_k_w`
+    the rise of the rear GPUs' air per watt of the GPU in front, `rear` the slots that breathe it; no `fan`: full flow
+    always.
     """
 
     kind: Literal["air", "liquid"]
@@ -171,6 +180,7 @@ class Cooling(Record, frozen=True):
     c_sink_j_k: Positive
     preheat_k_w: NonNegative
     rear: tuple[int, ...] = ()
+    fan: Fan | None = None
 
 
 class Nic(Record, frozen=True):
@@ -187,7 +197,8 @@ class Nic(Record, frozen=True):
 
 
 class NodeType(Record, frozen=True):
-    """A server: `gpus` devices that share one NVLink (or xGMI) domain."""
+    """A server: `gpus` devices that share one NVLink (or xGMI) domain. `fixed`: its cooling is made up for a purpose
+    that the file names, and no fit changes it."""
 
     name: str
     device: str
@@ -198,3 +209,4 @@ class NodeType(Record, frozen=True):
     cooling: Cooling
     host_w: NonNegative
     power_max_w: Positive
+    fixed: bool = False
