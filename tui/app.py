@@ -149,7 +149,7 @@ class RacksideApp(App[None]):
     def _replan(self) -> None:
         """See whether plans must be compared again."""
         self._looked = self.control.snapshot.time
-        self.run_worker(self._plan(), name="plans", exclusive=True, group="plans")
+        self.run_worker(self._plan, name="plans", exclusive=True, group="plans")  # type: ignore[arg-type]
 
     async def _plan(self) -> None:
         """Compare plans again when the current job, its microbatch, or the state of the rack is another."""

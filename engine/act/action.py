@@ -6,6 +6,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 
 class Stage(enum.Enum):
     """Where an action stands. UNKNOWN: the line broke in flight; it may or may not have taken effect."""
@@ -68,6 +71,10 @@ class Outlook:
     peak_c: float | None
     power_w: float | None
     memory_gib: float | None = None
+    gpu_w: npt.NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+    """Mean power of each GPU of the inventory, W: what a forecast of its temperature starts from."""
+    peak_band_c: tuple[float, float] | None = None
+    """Nine of ten outcomes of the hottest GPU in ten minutes."""
 
 
 @dataclass(frozen=True, slots=True)

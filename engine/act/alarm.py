@@ -39,7 +39,9 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
+class Raised:
+    """What stands now, before it is known since when."""
+
     key: str
     priority: Priority
     text: str
@@ -53,17 +55,20 @@ def alarms(
     slowdown_c: Sequence[float],
     job_troubles: Mapping[str, str],
     before: Sequence[Alarm],
+    others: Sequence[Raised] = (),
 ) -> tuple[Alarm, ...]:
-    """The alarms that stand now, most urgent first; `slowdown_c` is each row's slowdown point from its profile.
+    """The alarms that stand now, most urgent first; `slowdown_c` is each row's slowdown point from its profile,
+    `others` what was found elsewhere (the thermal twin).
 
     The device's own figure, where it reports one, wins over the profile's.
     """
     standing = {a.key: a for a in before}
-    raised: list[_Raised] = []
+    raised: list[Raised] = []
     raised += _nodes(snapshot)
     raised += _heat(snapshot, policy, slowdown_c, standing)
     raised += _links(snapshot, standing)
-    raised += [_Raised(f"job:{name}", Priority.CRITICAL, text) for name, text in job_troubles.items()]
+    raised += [Raised(f"job:{name}", Priority.CRITICAL, text) for name, text in job_troubles.items()]
+    raised += others
     found = [
         Alarm(r.key, r.priority, r.text, standing[r.key].since if r.key in standing else snapshot.time, r.node, r.row)
         for r in raised
@@ -71,15 +76,15 @@ def alarms(
     return tuple(sorted(found, key=lambda a: (a.priority, a.since, a.key)))
 
 
-def _nodes(snapshot: Snapshot) -> list[_Raised]:
+def _nodes(snapshot: Snapshot) -> list[Raised]:
     out = []
     for node in snapshot.nodes:
         if node.state in (NodeState.DOWN, NodeState.ERROR):
-            out.append(_Raised(f"node:{node.name}", Priority.CRITICAL, f"{node.name}: {node.reason}", node.name))
+            out.append(Raised(f"node:{node.name}", Priority.CRITICAL, f"{node.name}: {node.reason}", node.name))
         elif node.state is NodeState.STALE:
-            out.append(_Raised(f"node:{node.name}", Priority.WARNING, f"{node.name}: {node.reason}", node.name))
+            out.append(Raised(f"node:{node.name}", Priority.WARNING, f"{node.name}: {node.reason}", node.name))
         out += [
-            _Raised(f"trouble:{node.name}:{text}", Priority.CRITICAL, f"{node.name}: {text}", node.name)
+            Raised(f"trouble:{node.name}:{text}", Priority.CRITICAL, f"{node.name}: {text}", node.name)
             for text in node.troubles
         ]
     return out
@@ -87,7 +92,7 @@ def _nodes(snapshot: Snapshot) -> list[_Raised]:
 
 def _heat(
     snapshot: Snapshot, policy: Policy, slowdown_c: Sequence[float], standing: Mapping[str, Alarm]
-) -> list[_Raised]:
+) -> list[Raised]:
     table, out = snapshot.gpus, []
     celsius, throttle = table["temperature_c"], table["throttle"]
     own = table["slowdown_c"]
@@ -104,12 +109,12 @@ def _heat(
             f"{table.node[row]} GPU {table.index[row]} at {celsius[row]:.0f} C, slows itself at {points[row]:.0f} C "
             f"(policy {policy.name}: {rule.name})"
         )
-        out.append(_Raised(key, Priority.CRITICAL if urgent else Priority.WARNING, text, table.node[row], int(row)))
+        out.append(Raised(key, Priority.CRITICAL if urgent else Priority.WARNING, text, table.node[row], int(row)))
     bits = np.nan_to_num(throttle, nan=0.0).astype(np.int64)
     for row in np.flatnonzero(bits & THERMAL_SLOWDOWN):
         text = f"{table.node[row]} GPU {table.index[row]} is slowed by its own hardware ({_reasons(int(bits[row]))})"
         out.append(
-            _Raised(f"slow:{table.node[row]}:{table.index[row]}", Priority.CRITICAL, text, table.node[row], int(row))
+            Raised(f"slow:{table.node[row]}:{table.index[row]}", Priority.CRITICAL, text, table.node[row], int(row))
         )
     return out
 
@@ -119,7 +124,7 @@ def _reasons(bits: int) -> str:
     return ", ".join(name for bit, name in names.items() if bits & bit)
 
 
-def _links(snapshot: Snapshot, standing: Mapping[str, Alarm]) -> list[_Raised]:
+def _links(snapshot: Snapshot, standing: Mapping[str, Alarm]) -> list[Raised]:
     """One alarm for each link that is broken, and one for each node and kind of link that is close to its peak."""
     links, out = snapshot.links, []
     busiest = np.fmax(links["rx_gb_s"], links["tx_gb_s"])
@@ -130,7 +135,7 @@ def _links(snapshot: Snapshot, standing: Mapping[str, Alarm]) -> list[_Raised]:
         where = f"{links.node[row]} {name}" if links.gpu[row] < 0 else f"{links.node[row]} GPU {links.gpu[row]} {name}"
         if links.state[row] in ("inactive", "degraded"):
             key = f"link:{where}"
-            out.append(_Raised(key, Priority.WARNING, f"{where} is {links.state[row]}", links.node[row]))
+            out.append(Raised(key, Priority.WARNING, f"{where} is {links.state[row]}", links.node[row]))
         elif share[row] > LINK_SHARE - LINK_DEADBAND:
             loaded.setdefault((links.node[row], links.kind[row]), []).append(row)
     for (node, kind), rows in loaded.items():
@@ -139,5 +144,5 @@ def _links(snapshot: Snapshot, standing: Mapping[str, Alarm]) -> list[_Raised]:
         if key in standing or share[top] > LINK_SHARE:
             many = f"{len(rows)} {kind} links, most of all {links.name[top]}," if len(rows) > 1 else links.name[top]
             text = f"{node} {many} at {share[top]:.0%} of {links['peak_gb_s'][top]:.0f} GB/s: {REMEDIES}"
-            out.append(_Raised(key, Priority.NOTICE, text, node))
+            out.append(Raised(key, Priority.NOTICE, text, node))
     return out

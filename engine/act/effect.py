@@ -59,13 +59,19 @@ class Change:
 
 
 def rack_of(
-    cluster: Cluster, temperature_c: Floats, settled_c: Floats, power_w: Floats, limit_w: Floats, clock_mhz: Floats
+    cluster: Cluster,
+    chassis: thermal.Chassis,
+    temperature_c: Floats,
+    settled_c: Floats,
+    power_w: Floats,
+    limit_w: Floats,
+    clock_mhz: Floats,
 ) -> Rack:
-    """Pair the cluster's rows, in its order of nodes, with this moment's readings."""
+    """Pair the cluster's rows, in its order of nodes, with this moment's readings and the chassis as it is known."""
     names = [cluster.device_of(node).name for node in cluster.nodes for _ in range(cluster.type_of(node).gpus)]
     rows = np.asarray(names)
     devices = tuple((d, np.flatnonzero(rows == d.name)) for d in cluster.devices.values())
-    return Rack(devices, thermal.chassis_of(cluster), temperature_c, settled_c, power_w, limit_w, clock_mhz)
+    return Rack(devices, chassis, temperature_c, settled_c, power_w, limit_w, clock_mhz)
 
 
 def now(rack: Rack, load: Load | None) -> Outlook:
@@ -88,21 +94,17 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
     """The outlook after a change, and every GPU's settled temperature in C."""
     limit = rack.limit_w if change.limit_w is None else change.limit_w
     new = load if change.load is None else change.load
-    activity = np.full_like(rack.power_w, np.nan)
-    for device, rows in rack.devices:
-        activity[rows] = power.activity_of(device, rack.power_w[rows], rack.clock_mhz[rows], rack.temperature_c[rows])
-    activity[np.isnan(rack.power_w)] = np.nan
-
+    activity_now = activity(rack)
     celsius, clock, watts = rack.settled_c, rack.clock_mhz, rack.power_w
     read = ~np.isnan(rack.power_w)
     was_w = np.where(read, rack.power_w, 0.0)
     step_s = load.step_s if load else None
     for _ in range(2):  # temperature changes leakage, leakage changes the clock: the second round settles it
-        clock = _clocks(rack, activity, limit, celsius)
-        busy = np.ones_like(activity)
+        clock = _clocks(rack, activity_now, limit, celsius)
+        busy = np.ones_like(activity_now)
         if load and new:
-            step_s, busy = _step(rack, load, new, clock)
-        watts = _powers(rack, activity * busy, clock, celsius)
+            step_s, busy = step_at(rack, load, new, clock)
+        watts = _powers(rack, activity_now * busy, clock, celsius)
         celsius = rack.settled_c + thermal.temperature_change(rack.chassis, was_w, np.where(read, watts, 0.0))
     outlook = Outlook(
         step_s=step_s,
@@ -110,8 +112,18 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
         peak_c=_peak(celsius),
         power_w=_total(watts),
         memory_gib=new.memory_gib if new else None,
+        gpu_w=watts,
     )
     return outlook, celsius
+
+
+def activity(rack: Rack) -> Floats:
+    """The activity that explains each GPU's measured power; NaN where none is read."""
+    out = np.full_like(rack.power_w, np.nan)
+    for device, rows in rack.devices:
+        out[rows] = power.activity_of(device, rack.power_w[rows], rack.clock_mhz[rows], rack.temperature_c[rows])
+    out[np.isnan(rack.power_w)] = np.nan
+    return out
 
 
 def with_microbatches(load: Load, microbatches: tuple[int, ...]) -> Load:
@@ -136,7 +148,7 @@ def _powers(rack: Rack, activity: Floats, clock: Floats, celsius: Floats) -> Flo
     return out
 
 
-def _step(rack: Rack, load: Load, new: Load, clock: Floats) -> tuple[float, Floats]:
+def step_at(rack: Rack, load: Load, new: Load, clock: Floats) -> tuple[float, Floats]:
     """Seconds of the new step, and each GPU's busy share over its busy share now (1 where no replica runs).
 
     Both steps are paced by clocks as a share of the job's fastest one now: a GPU that is slowed already sets the pace

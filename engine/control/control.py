@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import numpy as np
+
 from engine.act import propose
 from engine.act.action import Action, Proposal, Stage, Throttle, Ticket
 from engine.act.alarm import Alarm, Priority, alarms
@@ -20,9 +22,8 @@ from engine.control.conditions import conditions
 from engine.control.dispatch import Dispatch
 from engine.control.events import Event, JobChanged, Published, TicketChanged
 from engine.control.jobs import Jobs
+from engine.control.watch import Watch, on_snapshot
 from engine.job.status import JobStatus
-from engine.model import thermal
-from engine.model.twin import Twin
 from engine.plan.compare import Compared, alternatives
 from engine.plan.conditions import Conditions, limited, under
 from engine.profile import Cluster, Policy
@@ -62,7 +63,7 @@ class Control:
         self._audit, self._audit_trouble = audit, ""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._acting: set[asyncio.Task[None]] = set()
-        self._twin = Twin(thermal.chassis_of(cluster))
+        self.watch = Watch(cluster)
         self._slowdown_c = [
             cluster.device_of(n).temperature_c.slowdown for n in cluster.nodes for _ in range(cluster.type_of(n).gpus)
         ]
@@ -97,11 +98,7 @@ class Control:
             ticks += 1
             await asyncio.sleep(max(0.0, began + ticks * interval - time.monotonic()))
             before, self.snapshot = self.snapshot, self.store.publish(time.time())
-            self._twin.advance(
-                load.column(self.cluster, self.snapshot, "temperature_c"),
-                load.column(self.cluster, self.snapshot, "power_w"),
-                max(0.0, self.snapshot.time - before.time),
-            )
+            self.watch.look(self.snapshot, max(0.0, self.snapshot.time - before.time))
             self.jobs.look(self.snapshot)
             self.alarms = self._alarms()
             self._tell(Published(self.snapshot))
@@ -111,7 +108,8 @@ class Control:
         rows = len(self.snapshot.gpus["temperature_c"])
         if rows != len(points):  # a node shows more or fewer GPUs than its type has: the lowest point guards them all
             points = [min(points)] * rows
-        found = alarms(self.snapshot, self.policy, points, self.jobs.troubles(), self.alarms)
+        heat = on_snapshot(self.watch.raised(lambda: (self._rack(), self._load())), self.cluster, self.snapshot)
+        found = alarms(self.snapshot, self.policy, points, self.jobs.troubles(), self.alarms, heat)
         if self._audit_trouble:
             first = Alarm("audit", Priority.CRITICAL, self._audit_trouble, self.snapshot.time)
             return (first, *found)
@@ -122,16 +120,18 @@ class Control:
     def propose_throttle(self, label: str, cells: list[tuple[int, int]], step_w: float) -> Proposal:
         """Lower the limits of `cells`, (node number, slot) pairs, by `step_w` watts each."""
         selection = load.target(label, cells, self.cluster, self.snapshot)
-        return propose.throttle(self._rack(), self._load(), selection, step_w)
+        return self._foreseen(propose.throttle(self._rack(), self._load(), selection, step_w))
 
     def propose_microbatch(self, job: JobStatus, value: int) -> Proposal:
         """Set a job's microbatch."""
-        return propose.microbatch(self._rack(), load.job_view(job, self.cluster, self.snapshot), value)
+        view = load.job_view(job, self.cluster, self.snapshot)
+        return self._foreseen(propose.microbatch(self._rack(), view, value))
 
     def propose_rebalance(self, job: JobStatus, moves: int = 1) -> Proposal:
         """Move microbatches from a job's hot ranks to its cold ones."""
         threshold = min(self._slowdown_c) - REBALANCE_MARGIN_K
-        return propose.rebalance(self._rack(), load.job_view(job, self.cluster, self.snapshot), threshold, moves)
+        view = load.job_view(job, self.cluster, self.snapshot)
+        return self._foreseen(propose.rebalance(self._rack(), view, threshold, moves))
 
     def propose_undo(self) -> Proposal | None:
         """Put back what the last action that is still in force changed; None when there is none."""
@@ -142,7 +142,7 @@ class Control:
 
     def conditions(self) -> Conditions:
         """This minute's limits, clocks, links and warmth of the rack."""
-        return conditions(self.cluster, self.snapshot, self._twin.settled_c)
+        return conditions(self.cluster, self.snapshot, self.watch.settled_c)
 
     def alternatives(self, now: Conditions) -> Sequence[Compared]:
         """At least three plans for the running job's model on this cluster as it is now, its own first."""
@@ -152,8 +152,19 @@ class Control:
             return ()
         return alternatives(found.model, under(self.cluster, now), limited(found.plan, now))
 
+    def _foreseen(self, proposal: Proposal) -> Proposal:
+        """The proposal with the band in which its hottest GPU will be ten minutes after it."""
+        if proposal.after.gpu_w is None:
+            return proposal
+        found = self.watch.forecast(proposal.after.gpu_w)
+        if np.isnan(found.celsius[:, -1]).all():
+            return proposal
+        hottest = int(np.nanargmax(found.celsius[:, -1]))
+        band = (float(found.low[hottest, -1]), float(found.high[hottest, -1]))
+        return replace(proposal, after=replace(proposal.after, peak_band_c=band))
+
     def _rack(self) -> Rack:
-        return load.rack_now(self.cluster, self.snapshot, self._twin.settled_c)
+        return load.rack_now(self.cluster, self.snapshot, self.watch.settled_c, self.watch.chassis)
 
     def _load(self) -> Load | None:
         job = self.jobs.current

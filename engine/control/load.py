@@ -14,6 +14,7 @@ from engine.act.propose import JobView, Target
 from engine.job.status import JobStatus
 from engine.model import pace
 from engine.model.predict import PlanError, Prediction, predict, with_microbatch
+from engine.model.thermal import Chassis
 from engine.profile import Cluster, Model, Plan, ProfileError, catalog
 from engine.telemetry.snapshot import NodeState, Snapshot
 
@@ -57,10 +58,11 @@ def column(cluster: Cluster, snapshot: Snapshot, name: str) -> effect.Floats:
     return out
 
 
-def rack_now(cluster: Cluster, snapshot: Snapshot, settled_c: effect.Floats) -> Rack:
-    """The measured rack; `settled_c` comes from the twin that runs beside the sensors."""
+def rack_now(cluster: Cluster, snapshot: Snapshot, settled_c: effect.Floats, chassis: Chassis) -> Rack:
+    """The measured rack; `settled_c` and the learned `chassis` come from the twin that runs beside the sensors."""
     return effect.rack_of(
         cluster,
+        chassis,
         column(cluster, snapshot, "temperature_c"),
         settled_c,
         column(cluster, snapshot, "power_w"),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.model import observer, thermal
-from engine.model.observer import C_SINK, DRIFT, INLET, PREHEAT, R_DIE, R_SINK, SINK, Twin
+from engine.model.observer import C_SINK, DRIFT, INLET, POWER_S, PREHEAT, R_DIE, R_SINK, SINK, Twin
 from engine.model.thermal import FLOW_EXPONENT
 
 Floats = npt.NDArray[np.float64]
@@ -21,10 +21,8 @@ HORIZON_S = 600.0
 TIMES_S = np.array([0, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600], float)
 NINE_OF_TEN = 1.645
 """Standard deviations that hold nine of ten outcomes."""
-POWER_SD = 0.01
-"""Relative uncertainty of the mean power while the load stays the same."""
-SURE = 0.3
-"""A crossing is announced where the settled temperature is this many standard deviations beyond the limit."""
+FORM_SHARE, FORM_K = 0.012, 0.15
+"""What two nodes cannot show of a real heatsink: a share of the rise above the air, and K in any case."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,12 @@ def forecast(
     power_w: Floats,
     limit_c: Floats,
     feedback_w_k: Floats | float = 0.0,
-    power_sd: float = POWER_SD,
+    power_sd_w: Floats | float | None = None,
     times_s: Floats = TIMES_S,
 ) -> Forecast:
     """Temperatures under `power_w` from now on. `feedback_w_k` is what power grows with temperature (leakage), W/K: nil
-    where a power limit holds it. `limit_c` is where each GPU begins to slow itself; above it no forecast goes."""
+    where a power limit holds it. `power_sd_w` is how surely the power is known; by default as surely as a mean of what
+    was measured is. `limit_c` is where each GPU begins to slow itself; above it no forecast goes."""
     chassis = observer.learned(twin)
     flow = thermal.flow_for(chassis, power_w)
     now = observer.junction_c(twin)
@@ -66,13 +65,15 @@ def forecast(
     mean = sink + (r_die * watts)[:, None]
     slope[:, :, R_DIE] = (r_die * watts)[:, None]
     variance = np.einsum("nkj,njl,nkl->nk", slope, twin.covariance, slope)
-    share = np.minimum(times_s / (r_sink * np.exp(x[:, C_SINK]))[:, None], 1.0)
-    variance += (power_sd * (r_die + r_sink) * power_w)[:, None] ** 2 * share
-    variance += DRIFT[INLET] ** 2 * times_s + DRIFT[SINK] ** 2 * np.minimum(times_s, 60.0)
+    reached = 1.0 - np.exp(-times_s / (r_sink * np.exp(x[:, C_SINK]))[:, None])
+    sd_w = np.sqrt(twin.power_var / (2.0 * POWER_S)) if power_sd_w is None else power_sd_w
+    per_watt = r_die[:, None] + r_sink[:, None] * reached
+    form = FORM_SHARE * np.abs(settled - x[:, INLET])[:, None] * reached
+    variance += (per_watt * np.reshape(sd_w, (-1, 1))) ** 2 + form**2 + FORM_K**2
+    variance += DRIFT[INLET] ** 2 * times_s
     deviation = np.sqrt(variance)
-    over = settled > limit_c + SURE * deviation[:, -1]
     reaches = _crossing(twin, settled, watts, r_die, r_sink, limit_c)
-    reaches = np.where(over & (reaches <= HORIZON_S), reaches, np.inf)
+    reaches = np.where(reaches <= HORIZON_S, reaches, np.inf)
     ceiling = limit_c[:, None] + 1.0
     return Forecast(
         times_s=times_s,
@@ -103,9 +104,7 @@ def _ahead(
     return x[:, INLET, None] + warmed + rise + away * left, slope
 
 
-def _crossing(
-    twin: Twin, settled: Floats, watts: Floats, r_die: Floats, r_sink: Floats, limit_c: Floats
-) -> Floats:
+def _crossing(twin: Twin, settled: Floats, watts: Floats, r_die: Floats, r_sink: Floats, limit_c: Floats) -> Floats:
     """Seconds until each junction passes its limit, infinity where it never does."""
     target = settled - r_die * watts
     start = twin.x[:, SINK]

@@ -23,7 +23,7 @@ SINK, INLET, R_SINK, C_SINK, R_DIE, PREHEAT = range(6)
 SPREAD = np.array([3.0, 2.5, 0.14, 0.25, 0.15, 0.15])
 """How surely the profile is known before anything is seen: K, K, and logarithms. Boards of one kind differ by some 6 %;
 heat capacities were published nowhere."""
-DRIFT = np.array([0.03, 0.01, 2e-4, 2e-4, 2e-4, 2e-4])
+DRIFT = np.array([0.05, 0.03, 2e-4, 2e-4, 2e-4, 2e-4])
 """How far each may wander in a second, as a standard deviation."""
 SENSOR_K = 1.0
 """Standard deviation of a reading before its own scatter is known."""
@@ -35,10 +35,10 @@ BELIEVED_AFTER = 6
 PLAUSIBLE_C = (0.0, 125.0)
 STUCK_S, STUCK_K = 30.0, 6.0
 """A reading that has not moved for so long, while the twin moved by so much, is stuck."""
-POWER_JUMP = 0.06
+POWER_JUMP = 0.05
 """A change of power beyond this share is a new load, and not averaged with the old one."""
-POWER_S = 6.0
-"""Seconds over which power is averaged while the load is the same."""
+POWER_S, SOON_S = 15.0, 3.0
+"""Seconds over which power is averaged while the load is the same, and over which a new load is noticed."""
 
 OK, STUCK, JUMP, RANGE = range(4)
 WORDS = ("", "has not moved", "jumps", "is out of range")
@@ -55,6 +55,7 @@ class Twin:
     known: Bools
     flow: Floats
     die_w: Floats
+    soon_w: Floats
     mean_w: Floats
     power_var: Floats
     sensor_var: Floats
@@ -90,6 +91,7 @@ def begin(chassis: Chassis) -> Twin:
         known=np.zeros(n, bool),
         flow=np.ones(n),
         die_w=zero,
+        soon_w=zero,
         mean_w=zero,
         power_var=zero,
         sensor_var=np.full(n, SENSOR_K**2 + ROUNDING_VAR),
@@ -150,6 +152,7 @@ def _started(twin: Twin, celsius: Floats, power_w: Floats) -> Twin:
         known=twin.known | fresh,
         flow=flow,
         die_w=np.where(fresh, power_w, twin.die_w),
+        soon_w=watts,
         mean_w=watts,
         last_c=np.where(fresh, celsius, twin.last_c),
         lowest_c=np.where(fresh, celsius, twin.lowest_c),
@@ -170,16 +173,23 @@ def _moved(twin: Twin, power_w: Floats, seconds: float) -> Twin:
     covariance[:, range(6), range(6)] += DRIFT**2 * seconds
     covariance = np.where(twin.known[:, None, None], covariance, twin.covariance)
     die_w = watts + (twin.die_w - watts) * np.exp(-seconds / (np.exp(x[:, R_DIE]) * chassis.c_die))
-    jump = np.abs(watts - twin.mean_w) > POWER_JUMP * np.maximum(twin.mean_w, 50.0)
-    keep = np.where(jump, 0.0, np.exp(-seconds / POWER_S))
-    mean_w = watts + (twin.mean_w - watts) * keep
-    power_var = np.where(jump, 0.0, twin.power_var * keep + (watts - mean_w) ** 2 * (1 - keep))
-    return replace(
-        twin, x=x, covariance=covariance, flow=flow, die_w=die_w, mean_w=mean_w, power_var=power_var
-    )
+    return replace(_averaged(twin, watts, seconds), x=x, covariance=covariance, flow=flow, die_w=die_w)
 
 
-def _relaxed(chassis: Chassis, x: Floats, watts: Floats, flow: Floats, seconds: Floats | float) -> tuple[Floats, Floats]:
+def _averaged(twin: Twin, watts: Floats, seconds: float) -> Twin:
+    """The mean power of the present load and its scatter: microbatches make it swing from reading to reading, and only
+    where a short mean leaves the long one has the load changed."""
+    soon = watts + (twin.soon_w - watts) * np.exp(-seconds / SOON_S)
+    jump = np.abs(soon - twin.mean_w) > np.maximum(POWER_JUMP * np.maximum(twin.mean_w, 50.0), np.sqrt(twin.power_var))
+    keep = np.exp(-seconds / POWER_S)
+    mean_w = np.where(jump, watts, watts + (twin.mean_w - watts) * keep)
+    power_var = np.where(jump, twin.power_var, twin.power_var * keep + (watts - mean_w) ** 2 * (1 - keep))
+    return replace(twin, soon_w=np.where(jump, watts, soon), mean_w=mean_w, power_var=power_var)
+
+
+def _relaxed(
+    chassis: Chassis, x: Floats, watts: Floats, flow: Floats, seconds: Floats | float
+) -> tuple[Floats, Floats]:
     """The sink after `seconds` under constant power, (n,), and its slope in the six states, (n, 6)."""
     r = np.exp(x[:, R_SINK]) * flow**-FLOW_EXPONENT
     lag = seconds / (r * np.exp(x[:, C_SINK]))

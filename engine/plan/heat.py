@@ -128,7 +128,7 @@ def fit(measured: Measured, priors: HeatPriors, progress: Callable[[str], None] 
         found.cooling[node] = {"r_sink_air_k_w": r_sink, "preheat_k_w": preheat}
         found.fan_least[node] = least
         readings += told
-    for name in dict.fromkeys(s.device for s in (*measured.lines, *measured.phases)):
+    for name in dict.fromkeys([*(s.device for s in measured.lines), *(s.device for s in measured.phases)]):
         if progress:
             progress(name)
         device = catalog.device(name)
@@ -175,7 +175,7 @@ def _device(device: Device, measured: Measured, expected: HeatPriors, front_k_w:
                     _Row(f"{phase.name}: {what}", f, unit, v, phase.name, f in edges)
                     for f, v in zip(phase.clock_mhz, column, strict=True)
                 ]
-            terms.append(lambda d, x, p=phase, at=at, cap=len(names): _phase(d, x, p, at, cap, front_k_w))  # type: ignore[misc]
+            terms.append(lambda d, x, p=phase, at=at: _phase(d, x, p, at, len(names), front_k_w))  # type: ignore[misc]
     for caps in (c for c in measured.caps if c.device == device.name):
         rows += [
             _Row("throughput under a cap", w, "", r, f"cap {w}")
@@ -280,7 +280,7 @@ def _host(node: str, measured: Measured, found: HeatFit) -> tuple[float, list[Re
 
 
 def summary(readings: Sequence[Reading]) -> Mapping[str, tuple[int, float, float, float]]:
-    """Of each series: how many readings, the largest error of the fit, and the mean and largest of the left-out ones."""
+    """Of each series: how many readings, the fit's largest error, and the mean and largest of the left-out ones."""
     out = {}
     for series in dict.fromkeys(r.series for r in readings):
         of = [r for r in readings if r.series == series]

@@ -11,7 +11,7 @@ from engine.act import effect, propose
 from engine.act.action import Microbatch, Rebalance, Throttle
 from engine.act.effect import Load, Rack
 from engine.act.propose import JobView, Target
-from engine.model import pace
+from engine.model import pace, thermal
 from engine.model.predict import predict, with_microbatch
 from engine.profile import catalog
 
@@ -26,7 +26,15 @@ def rack(celsius: np.ndarray | float = 60.0, settled: np.ndarray | float | None 
     """Every GPU at 640 W under a limit of 700 W and 1900 MHz."""
     now = np.full(GPUS, 1.0) * celsius
     headed = now if settled is None else np.full(GPUS, 1.0) * settled
-    return effect.rack_of(CLUSTER, now, headed, np.full(GPUS, 640.0), np.full(GPUS, 700.0), np.full(GPUS, 1900.0))
+    return effect.rack_of(
+        CLUSTER,
+        thermal.chassis_of(CLUSTER),
+        now,
+        headed,
+        np.full(GPUS, 640.0),
+        np.full(GPUS, 700.0),
+        np.full(GPUS, 1900.0),
+    )
 
 
 def load(counts: tuple[int, ...] | None = None) -> Load:
@@ -239,8 +247,9 @@ def test_a_gpu_that_is_slowed_already_sets_the_pace_until_its_rank_has_less_to_d
     """
     clocks = np.full(GPUS, 1900.0)
     clocks[5] = 1800.0
-    even, watts = np.full(GPUS, 60.0), np.full(GPUS, 640.0)
-    slowed = effect.rack_of(CLUSTER, even, even, watts, np.full(GPUS, 700.0), clocks)
+    even, watts = np.full(GPUS, 60.0), np.full(GPUS, 540.0)
+    chassis = thermal.chassis_of(CLUSTER)
+    slowed = effect.rack_of(CLUSTER, chassis, even, even, watts, np.full(GPUS, 700.0), clocks)
     counts = np.full(RANKS, PREDICTED.microbatches)
     counts[5], counts[0] = counts[5] - 1, counts[0] + 1
     found = effect.after(slowed, load(), effect.Change(load=effect.with_microbatches(load(), tuple(counts))))

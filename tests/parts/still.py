@@ -51,9 +51,16 @@ def still(folder: Path, down: Iterable[int] = (), job: bool = True, **more: Any)
         status = _job([n.name for n in cluster.nodes])
         control.jobs.statuses[status.key] = status
     control.snapshot = control.store.publish(NOON + 30)
-    control._twin.settled_c = control.snapshot.gpus["temperature_c"] + 2.0
+    _watched(control)
     control.alarms = control._alarms()
     return RacksideApp(control, **more)
+
+
+def _watched(control: Control) -> None:
+    """The twin has seen a minute of the last readings, two kelvin below where they will settle."""
+    s = control.snapshot.gpus
+    for _ in range(60):
+        control.watch.take(s["temperature_c"] + 2.0, s["power_w"], s["power_limit_w"], 1.0)
 
 
 def _feed(control: Control, number: int, node: str, moment: int) -> None:

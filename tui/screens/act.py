@@ -147,7 +147,7 @@ def _effect(p: Proposal) -> Text:
     rows = [
         ("step time", change(before.step_s, after.step_s, 2, "s")),
         ("tokens/s", change(before.tokens_per_s, after.tokens_per_s, 0)),
-        ("hottest GPU", change(before.peak_c, after.peak_c, 0, "C")),
+        ("hottest GPU", change(before.peak_c, after.peak_c, 0, "C") + _band(after.peak_band_c)),
         ("GPU power", change(_kw(before.power_w), _kw(after.power_w), 1, "kW")),
     ]
     if before.memory_gib != after.memory_gib:
@@ -157,6 +157,10 @@ def _effect(p: Proposal) -> Text:
         text.append(f"  {name:<13}", "dim")
         text.append(f"{value}\n")
     return text
+
+
+def _band(band: tuple[float, float] | None) -> str:
+    return f"  {band[0]:.0f}-{band[1]:.0f} C in 10 min, 9 of 10" if band else ""
 
 
 def _kw(watts: float | None) -> float | None:
