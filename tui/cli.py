@@ -87,6 +87,23 @@ def parser() -> argparse.ArgumentParser:
     imported.add_argument("--model", metavar="M", help="where the words do not tell the model's shape")
     imported.add_argument("--json", action="store_true", help="the prediction as one JSON object")
     imported.add_argument("words", nargs="*", metavar="FILE | -- COMMAND", help="a file, or a command line after --")
+    forecast = commands.add_parser("forecast", help="every GPU's temperature over the next ten minutes")
+    forecast.add_argument("--cluster", required=True, metavar="C", help="an inventory file")
+    forecast.add_argument("--recording", metavar="FILE", help="what was seen before, instead of watching the nodes")
+    forecast.add_argument("--seconds", type=_seconds, default=60.0, metavar="N", help="watch so long; default: 60")
+    forecast.add_argument("--json", action="store_true", help="one JSON object")
+    twin = commands.add_parser("twin", help="a plan's temperatures, clocks and energy over some minutes, offline")
+    twin.add_argument("--plan", required=True, metavar="P", help="a built-in plan, or a file")
+    twin.add_argument("--cluster", required=True, metavar="C", help="a built-in cluster, or a file")
+    twin.add_argument("--model", default=DEMO_MODEL, metavar="M", help="default: %(default)s")
+    twin.add_argument("--minutes", type=_minutes, default=30.0, metavar="N", help="default: 30")
+    twin.add_argument("--microbatch", type=_counts, metavar="A,B", help="try these instead of the plan's")
+    twin.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots")
+    twin.add_argument("--json", action="store_true", help="one JSON object, or a list for several microbatches")
+    record = commands.add_parser("record", help="write what the nodes read to a file")
+    record.add_argument("--cluster", required=True, metavar="C", help="an inventory file")
+    record.add_argument("-o", "--output", required=True, metavar="FILE", help="a new file, such as run.rks")
+    record.add_argument("--seconds", type=_seconds, metavar="N", help="so long; without, until ctrl-c")
     validate = commands.add_parser("validate", help="hold the cost model against measured runs")
     validate.add_argument(
         "runs", metavar="RUNS.yaml", help="measured runs; profiles/runs/published.yaml shows the form"
@@ -95,13 +112,18 @@ def parser() -> argparse.ArgumentParser:
     calibrate = commands.add_parser("calibrate", help="fit a device's curve to measured runs, or all curves")
     calibrate.add_argument("runs", nargs="?", metavar="RUNS.yaml", help="measured runs, as few as three of one device")
     calibrate.add_argument("--heat", metavar="FILE", help="measured power, clocks and temperatures instead of runs")
+    calibrate.add_argument("--thermal", metavar="FILE", help="a recording, or a CSV of time, gpu, power, temperature")
+    calibrate.add_argument("--cluster", metavar="C", help="whose recording it is")
     calibrate.add_argument("--hardware", metavar="D", help="this device alone; without it every device and stack")
     calibrate.add_argument("-o", "--output", required=True, metavar="OUT", help="the profile, or a folder for all")
     calibrate.add_argument("--json", action="store_true", help="one JSON object")
     card = commands.add_parser("reportcard", help="the source text's figures beside the model's own")
     card.add_argument("--json", action="store_true", help="one JSON list")
     bench = commands.add_parser("bench", help="how fast it is on this machine")
-    bench.add_argument("what", choices=["predict", "plans"], help="one prediction, or a search of the space")
+    bench.add_argument(
+        "what", choices=["predict", "plans", "forecast"], help="one prediction, a search of the space, or the twin"
+    )
+    bench.add_argument("--seed", type=_count, metavar="N", help="forecast: repeat an earlier run")
     bench.add_argument("--json", action="store_true", help="one JSON object")
     commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
     profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
@@ -133,6 +155,20 @@ def _count(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 10**9:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
     return int(text)
+
+
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of minutes") from None
+    if not 0 < value <= 1440:
+        raise argparse.ArgumentTypeError("minutes must be above 0 and at most 1440")
+    return value
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -194,6 +230,13 @@ def _planning(given: Any) -> int:
     from tui import planning
 
     run: Callable[[Any], int] = getattr(planning, {"import": "imported"}.get(given.command, given.command))
+    return run(given)
+
+
+def _heat(given: Any) -> int:
+    from tui import heat
+
+    run: Callable[[Any], int] = getattr(heat, given.command)
     return run(given)
 
 
@@ -263,6 +306,9 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "calibrate": _offline,
     "reportcard": _offline,
     "bench": _offline,
+    "forecast": _heat,
+    "twin": _heat,
+    "record": _heat,
     "hook": _hook,
     "profiles": _profiles,
     "audit": _audit,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from engine.plan.reportcard import Line
 from engine.plan.validate import Errors, Row, Validation, errors
 from engine.profile import ProfileError
 from tui import heat
+from tui.output import printed, write
 
 BAR = 48
 PARTS = (
@@ -121,6 +119,8 @@ def calibrate(given: Any) -> int:
     out = Path(given.output).expanduser()
     if given.heat:
         return heat.calibrate(_file(given.heat), out, given.json)
+    if given.thermal:
+        return heat.learn(_file(given.thermal), given.cluster, out, given.json)
     if not given.runs:
         raise ProfileError("What to fit to is missing: a file of runs, --heat FILE or --thermal RECORDING.")
     path = _file(given.runs)
@@ -134,17 +134,6 @@ def calibrate(given: Any) -> int:
     written = write(targets)
     print(printed({**summary, "written": written}) if given.json else fit_text(summary, written))
     return 1 if summary["failed"] else 0
-
-
-def write(targets: Mapping[Path, str]) -> list[str]:
-    """Write each file, with the folders above it; their names."""
-    try:
-        for target, text in targets.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ProfileError(f"{error.filename}: cannot be written: {error.strerror}.") from None
-    return [str(target) for target in targets]
 
 
 def fit_text(summary: dict[str, Any], written: list[str]) -> str:
@@ -179,6 +168,12 @@ def bench(given: Any) -> int:
     """Print how fast predictions or searches are."""
     from engine.control.bench import plans, predictions
 
+    if given.what == "forecast":
+        from tui import trials
+
+        tried = trials.forecasts(given.seed)
+        print(printed(tried) if given.json else trials.text(tried))
+        return 0
     found = plans() if given.what == "plans" else predictions()
     if given.json:
         print(printed(found))
@@ -234,17 +229,3 @@ def _file(name: str) -> Path:
     if not path.is_file():
         raise ProfileError(f"There is no file {path} to read runs from.")
     return path
-
-
-def printed(value: Any) -> str:
-    """JSON as every command prints it."""
-    return json.dumps(_finite(value), indent=1)
-
-
-def _finite(value: Any) -> Any:
-    """NaN has no place in JSON: it becomes null."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,8 @@ from engine.model.predict import Prediction
 from engine.plan.export import to_yaml
 from engine.plan.search import Ranked
 from engine.plan.sweep import Size
-from tui.offline import PARTS, bar, prediction_text, printed, seats_text
+from tui.offline import PARTS, bar, prediction_text, seats_text
+from tui.output import printed
 
 FRONT = 20
 """Plans of a front that are printed to read."""

@@ -108,7 +108,7 @@ class Control:
         rows = len(self.snapshot.gpus["temperature_c"])
         if rows != len(points):  # a node shows more or fewer GPUs than its type has: the lowest point guards them all
             points = [min(points)] * rows
-        heat = on_snapshot(self.watch.raised(lambda: (self._rack(), self._load())), self.cluster, self.snapshot)
+        heat = on_snapshot(self.watch.raised(self.rack_and_load), self.cluster, self.snapshot)
         found = alarms(self.snapshot, self.policy, points, self.jobs.troubles(), self.alarms, heat)
         if self._audit_trouble:
             first = Alarm("audit", Priority.CRITICAL, self._audit_trouble, self.snapshot.time)
@@ -151,6 +151,10 @@ class Control:
         if found is None:
             return ()
         return alternatives(found.model, under(self.cluster, now), limited(found.plan, now))
+
+    def rack_and_load(self) -> tuple[Rack, Load | None]:
+        """The rack as it is measured and known now, and the job that runs on it."""
+        return self._rack(), self._load()
 
     def _foreseen(self, proposal: Proposal) -> Proposal:
         """The proposal with the band in which its hottest GPU will be ten minutes after it."""

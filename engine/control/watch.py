@@ -20,7 +20,7 @@ from engine.telemetry.snapshot import Snapshot
 
 Floats = npt.NDArray[np.float64]
 
-RAISE_S, CLEAR_S = 2.0, 10.0
+RAISE_S, CLEAR_S = 3.0, 10.0
 """A crossing must be forecast for so long before it is announced, and must be gone for so long to be withdrawn."""
 WATCHED_S = 120.0
 """Nothing is called odd before the twin has watched for so long."""
@@ -49,7 +49,7 @@ class Watch:
         self.cluster = cluster
         self.boards = limiter.boards_of(cluster)
         self.twin = observer.begin(self.boards.chassis)
-        self._watched_s = 0.0
+        self.watched_s = 0.0
         self._forecast: Forecast | None = None
         n = len(self.boards.operating_c)
         self._limit_w = np.full(n, np.inf)
@@ -69,7 +69,7 @@ class Watch:
         if seconds <= 0:
             return
         self.twin = observer.advance(self.twin, celsius, watts, seconds)
-        self._watched_s += seconds
+        self.watched_s += seconds
         self._limit_w = np.where(np.isnan(limit_w), np.inf, limit_w)
         found = self.forecast()
         self._forecast = found
@@ -77,7 +77,7 @@ class Watch:
         self._sure_s = np.where(coming, self._sure_s + seconds, 0.0)
         self._quiet_s = np.where(coming, 0.0, self._quiet_s + seconds)
         self._said = (self._said | (self._sure_s >= RAISE_S)) & (self._quiet_s < CLEAR_S)
-        odd = anomaly.excess(self.twin, found.settled_sd).odd if self._watched_s >= WATCHED_S else self._odd_s < 0
+        odd = anomaly.excess(self.twin, found.settled_sd).odd if self.watched_s >= WATCHED_S else self._odd_s < 0
         self._odd_s = np.where(odd, self._odd_s + seconds, 0.0)
 
     @property

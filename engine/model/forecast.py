@@ -72,7 +72,9 @@ def forecast(
     variance += (per_watt * np.reshape(sd_w, (-1, 1))) ** 2 + form**2 + FORM_K**2
     variance += DRIFT[INLET] ** 2 * times_s
     deviation = np.sqrt(variance)
-    reaches = _crossing(twin, settled, watts, r_die, r_sink, limit_c)
+    # Boards act on the peaks: microbatches make the die swing by what its resistance makes of the power's scatter.
+    swing = r_die * np.sqrt(twin.power_var)
+    reaches = _crossing(twin, settled, watts, r_die, r_sink, limit_c - swing)
     reaches = np.where(reaches <= HORIZON_S, reaches, np.inf)
     ceiling = limit_c[:, None] + 1.0
     return Forecast(

@@ -33,8 +33,8 @@ GATE = 5.0
 BELIEVED_AFTER = 6
 """So many in a row are: then it is the GPU that changed."""
 PLAUSIBLE_C = (0.0, 125.0)
-STUCK_S, STUCK_K = 30.0, 6.0
-"""A reading that has not moved for so long, while the twin moved by so much, is stuck."""
+STUCK_S, DOUBT_K, STUCK_K = 10.0, 3.0, 6.0
+"""A reading that stood still for so long while the network by itself moved by so much is doubted, and then stuck."""
 POWER_JUMP = 0.05
 """A change of power beyond this share is a new load, and not averaged with the old one."""
 POWER_S, SOON_S = 15.0, 3.0
@@ -63,8 +63,7 @@ class Twin:
     refused: Ints
     last_c: Floats
     same_s: Floats
-    lowest_c: Floats
-    highest_c: Floats
+    alone_c: Floats
     fault: Ints
     fault_s: Floats
 
@@ -99,8 +98,7 @@ def begin(chassis: Chassis) -> Twin:
         refused=np.zeros(n, np.int64),
         last_c=nan,
         same_s=zero,
-        lowest_c=nan,
-        highest_c=nan,
+        alone_c=nan,
         fault=np.zeros(n, np.int64),
         fault_s=zero,
     )
@@ -144,19 +142,24 @@ def _started(twin: Twin, celsius: Floats, power_w: Floats) -> Twin:
         return twin
     watts = np.where(fresh, power_w, twin.mean_w)
     flow = np.where(fresh, thermal.flow_for(twin.chassis, np.nan_to_num(watts)), twin.flow)
-    x = twin.x.copy()
+    x, covariance = twin.x.copy(), twin.covariance.copy()
     x[fresh, SINK] = celsius[fresh] - np.exp(x[fresh, R_DIE]) * power_w[fresh]
+    # The air may be far from what the profile says; if the GPU has settled, it is what the reading leaves for it.
+    with np.errstate(invalid="ignore"):
+        off = np.where(fresh, celsius - thermal.steady(twin.chassis, np.nan_to_num(watts)).junction_c, 0.0)
+    x[:, INLET] += off
+    covariance[:, INLET, INLET] += (off / 2.0) ** 2
     return replace(
         twin,
         x=x,
+        covariance=covariance,
         known=twin.known | fresh,
         flow=flow,
         die_w=np.where(fresh, power_w, twin.die_w),
         soon_w=watts,
         mean_w=watts,
         last_c=np.where(fresh, celsius, twin.last_c),
-        lowest_c=np.where(fresh, celsius, twin.lowest_c),
-        highest_c=np.where(fresh, celsius, twin.highest_c),
+        alone_c=np.where(fresh, x[:, SINK], twin.alone_c),
     )
 
 
@@ -167,13 +170,15 @@ def _moved(twin: Twin, power_w: Floats, seconds: float) -> Twin:
     flow = thermal.flow_for(chassis, watts)
     flow += (twin.flow - flow) * np.exp(-seconds / FAN_S)
     sink, slope = _relaxed(chassis, x, watts, flow, seconds)
+    alone_c = sink + (twin.alone_c - x[:, SINK]) * slope[:, SINK]
     x = x.copy()
     x[:, SINK] = np.where(twin.known, sink, np.nan)
     covariance = _carried(twin.covariance, slope)
     covariance[:, range(6), range(6)] += DRIFT**2 * seconds
     covariance = np.where(twin.known[:, None, None], covariance, twin.covariance)
     die_w = watts + (twin.die_w - watts) * np.exp(-seconds / (np.exp(x[:, R_DIE]) * chassis.c_die))
-    return replace(_averaged(twin, watts, seconds), x=x, covariance=covariance, flow=flow, die_w=die_w)
+    twin = _averaged(twin, watts, seconds)
+    return replace(twin, x=x, covariance=covariance, flow=flow, die_w=die_w, alone_c=alone_c)
 
 
 def _averaged(twin: Twin, watts: Floats, seconds: float) -> Twin:
@@ -230,13 +235,15 @@ def _corrected(twin: Twin, celsius: Floats, seconds: float) -> Twin:
     variance = carried[:, SINK] + carried[:, R_DIE] * die_k
     innovation = celsius - expected
     twin, believed = _judged(twin, celsius, expected, innovation**2 > GATE**2 * (variance + twin.sensor_var), seconds)
+    x = twin.x
     step = np.where(believed, innovation, 0.0)
     gain = carried / (variance + twin.sensor_var)[:, None] * believed[:, None]
     moved = x + gain * step[:, None]
     covariance = twin.covariance - gain[:, :, None] * carried[:, None, :]
-    # A reading that came back after being refused means that the GPU, not its sensor, changed: the sink is open again.
+    # A reading that was refused and stayed there means that the GPU, not its sensor, changed: sink and air are open.
     changed = believed & (twin.refused >= BELIEVED_AFTER)
-    covariance[changed, SINK, SINK] += SPREAD[SINK] ** 2
+    for state in (SINK, INLET):
+        covariance[changed, state, state] += SPREAD[state] ** 2
     slow = np.exp(-seconds / 60.0)
     scatter = np.clip(innovation**2 - variance, ROUNDING_VAR, 6.0)
     sensor_var = np.where(believed, twin.sensor_var * slow + scatter * (1 - slow), twin.sensor_var)
@@ -255,9 +262,10 @@ def _judged(twin: Twin, celsius: Floats, expected: Floats, far: Bools, seconds: 
     read = twin.known & ~np.isnan(celsius)
     same = read & (celsius == twin.last_c)
     same_s = np.where(same, twin.same_s + seconds, 0.0)
-    lowest = np.where(same, np.fmin(twin.lowest_c, expected), expected)
-    highest = np.where(same, np.fmax(twin.highest_c, expected), expected)
-    stuck = read & (same_s >= STUCK_S) & (highest - lowest >= STUCK_K) & (np.abs(celsius - expected) >= STUCK_K / 2)
+    # A reading that stands still drags the twin along; what counts is where the network would be without it.
+    alone = twin.alone_c + expected - twin.x[:, SINK]
+    doubted = same & (same_s >= STUCK_S) & (np.abs(celsius - alone) >= DOUBT_K)
+    stuck = doubted & ((np.abs(celsius - alone) >= STUCK_K) | (twin.fault == STUCK))
     low, high = PLAUSIBLE_C
     outside = read & ((celsius <= low) | (celsius >= high))
     refused = np.where(read & far, twin.refused + 1, np.where(read, 0, twin.refused))
@@ -265,14 +273,16 @@ def _judged(twin: Twin, celsius: Floats, expected: Floats, far: Bools, seconds: 
     fault = np.where(outside, RANGE, np.where(stuck, STUCK, np.where(jumps, JUMP, OK)))
     fault = np.where(read, fault, twin.fault)
     fault_s = np.where((fault != OK) & (fault == twin.fault), twin.fault_s + seconds, 0.0)
+    x = twin.x.copy()
+    x[:, SINK] = np.where(doubted, twin.alone_c, x[:, SINK])
     told = replace(
         twin,
-        refused=refused,
+        x=x,
+        refused=np.where(doubted, 0, refused),
         last_c=np.where(read, celsius, twin.last_c),
         same_s=same_s,
-        lowest_c=lowest,
-        highest_c=highest,
+        alone_c=np.where(same, twin.alone_c, x[:, SINK]),
         fault=fault,
         fault_s=fault_s,
     )
-    return told, read & (fault == OK)
+    return told, read & (fault == OK) & ~doubted

@@ -27,7 +27,7 @@ LEARN_S, TEST_S, AHEAD_S = 600, 900, 60
 STEADY_AFTER_S = 120
 """A load counts as steady from so long after its last step."""
 NOTICE_S = 30
-AGREED_S = 2
+AGREED_S = 3
 """A crossing is announced when it was forecast for so many seconds on end."""
 BUSY = 0.92
 
@@ -162,7 +162,7 @@ def step_ms(gpus: int = 8192, rounds: int = 30) -> tuple[float, float]:
     boards = limiter.boards_of(cluster)
     state, chance = limiter.resting(boards), np.random.default_rng(1)
     demand = Demand(chance.uniform(0.6, 1.0, gpus), np.full(gpus, 0.9))
-    limit = np.full(gpus, 700.0)
+    limit = np.full(gpus, 500.0)  # low enough that every clock must be looked for
     twin = observer.begin(boards.chassis)
     physics, reading = [], []
     for _ in range(rounds):
