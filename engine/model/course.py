@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.model import limiter, pace
+from engine.model import limiter, pace, power
 from engine.model.limiter import Boards, Demand, State
 from engine.model.predict import Prediction
 from engine.profile import Cluster
@@ -95,3 +95,36 @@ def burst_w(boards: Boards, demand: Demand, state: State) -> Floats:
     """Power while kernels run, without the waits in between: what a pipeline's microbatches draw in their turn."""
     without_waits = Demand(demand.activity, (demand.busy > 0).astype(float))
     return limiter.power_of(boards, without_waits, state.clock_mhz, state.heat.junction_c)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Every GPU's mean and highest temperature, and its mean clock, over the last minutes of a load: where the limiters
+    hold it."""
+
+    celsius: Floats
+    peak_c: Floats
+    clock_mhz: Floats
+    node: npt.NDArray[np.int64]
+
+
+def held(cluster: Cluster, watts: float, minutes: float = 30.0, over: float = 12.0) -> Held:
+    """Ask every GPU for the activity that draws `watts` at the highest clock and 60 C, without a pause, and wait. The
+    limiter's own coming and going is averaged over the last minutes."""
+    boards = limiter.boards_of(cluster)
+    n = cluster.gpus
+    activity = np.empty(n)
+    for device, rows in boards.devices:
+        activity[rows] = power.activity_of(device, np.full(len(rows), watts), device.clock.max, 60.0)
+    limit = np.concatenate([np.full(len(rows), device.power_limit_w.max) for device, rows in boards.devices])
+    state, demand = limiter.resting(boards), Demand(activity, np.ones(n))
+    celsius, peak, clock, counted = np.zeros(n), np.zeros(n), np.zeros(n), 0
+    ticks = round(minutes * 60 / STEP_S)
+    for tick in range(ticks):
+        state = limiter.advance(boards, state, demand, limit, STEP_S)
+        if tick >= ticks - over * 60 / STEP_S:
+            celsius += state.heat.junction_c
+            peak = np.maximum(peak, state.heat.junction_c)
+            clock += state.clock_mhz
+            counted += 1
+    return Held(celsius / counted, peak, clock / counted, boards.chassis.node)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 from msgspec import Meta
 
+from engine.model import course, power, thermal
 from engine.model.predict import PlanError, Prediction, predict
 from engine.plan import sweep
 from engine.profile import Parallelism, Plan, ProfileError, catalog
@@ -30,7 +32,10 @@ class Measure(Record, frozen=True):
     to the second, as the arithmetic has it; `slowest_rank` the loss of a synchronous step when one rank's clock falls
     from the first number to the second and the rest of the step, `fixed_share`, does not; `steady` the temperature
     T + P R + P^2 C of the numbers; `rule` the rule that a policy picks at a temperature; `crossover` the billions of
-    weights at which the first cluster overtakes the second per GPU in a sweep of sizes.
+    weights at which the first cluster overtakes the second per GPU in a sweep of sizes; `held` what the limiters of a
+    cluster make of a load that asks so many watts of each GPU; `sync_wait` how much longer the synchronisation,
+    `fixed_share` of the step, lasts for the ranks that wait for one whose clock fell; `leakage_square` the square term,
+    K/W^2, of a rear GPU's temperature against power less leakage.
     """
 
     quantity: str | None = None
@@ -43,6 +48,9 @@ class Measure(Record, frozen=True):
     steady: tuple[float, float, float, float] | None = None
     rule: tuple[str, float] | None = None
     crossover: tuple[str, str] | None = None
+    held: tuple[str, float, Literal["hottest_c", "top_over_bottom_k", "clock_change"]] | None = None
+    sync_wait: tuple[float, float] | None = None
+    leakage_square: tuple[str, float] | None = None
 
 
 class Claim(Record, frozen=True):
@@ -126,10 +134,39 @@ def _value(m: Measure) -> float | str:
         return found.name if found else "none"
     if m.crossover is not None:
         return _crossover(*m.crossover)
+    if m.sync_wait is not None:
+        before, after = m.sync_wait
+        return (1.0 - m.fixed_share) * (before / after - 1.0) / m.fixed_share
+    if m.held is not None:
+        return _held(*m.held)
+    if m.leakage_square is not None:
+        return _leakage_square(*m.leakage_square)
     assert m.quantity is not None
     assert m.here is not None
     value = _quantity(_predicted(m.here), m.quantity)
     return value / _quantity(_predicted(m.over), m.quantity) if m.over else value
+
+
+def _held(cluster: str, watts: float, what: str) -> float:
+    """Hottest GPU; hottest of the hottest node over that of the coolest; slowest clock over the fastest, less one."""
+    found = course.held(catalog.cluster(cluster), watts)
+    nodes = range(int(found.node.max()) + 1)
+    hottest = [float(found.celsius[found.node == n].max()) for n in nodes]
+    return {
+        "hottest_c": float(found.peak_c.max()),
+        "top_over_bottom_k": max(hottest) - min(hottest),
+        "clock_change": float(found.clock_mhz.min() / found.clock_mhz.max() - 1.0),
+    }[what]
+
+
+def _leakage_square(cluster: str, watts: float) -> float:
+    where = catalog.cluster(cluster)
+    chassis = thermal.chassis_of(where)
+    settled = thermal.steady(chassis, np.full(where.gpus, watts)).junction_c
+    row = int(np.argmax(settled - chassis.inlet_c))
+    rise = float(settled[row] - chassis.inlet_c[row])
+    without = watts - float(power.leakage_w(where.device, settled[row]))
+    return (rise - without * rise / watts) / without**2
 
 
 def _crossover(one: str, other: str) -> float | str:
@@ -166,4 +203,4 @@ def _quantity(found: Prediction, name: str) -> float:
         return sum(t.seconds for t in found.communication) / found.iteration_s
     if head == "exposed_share":
         return found.breakdown.exposed_comm_s / found.iteration_s
-    return float(getattr(found, head, None) or getattr(found.breakdown, head))
+    return float(getattr(found if hasattr(found, head) else found.breakdown, head))

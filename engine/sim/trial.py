@@ -182,7 +182,8 @@ def _upper_halves(racks: int) -> Cluster:
         for rack in range(racks)
         for node in base.nodes[2:]
     )
-    return msgspec.structs.replace(base, nodes=nodes)
+    warm = msgspec.structs.replace(base.inlet, bottom_c=base.inlet.bottom_c + 3.0)
+    return msgspec.structs.replace(base, nodes=nodes, inlet=warm)
 
 
 def _large(gpus: int) -> Cluster:
