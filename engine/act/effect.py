@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from engine.act.action import Outlook
 from engine.model import pace, power, thermal
+from engine.model.limiter import HYSTERESIS_K
 from engine.model.pace import Pace
 from engine.profile import Cluster, Device
 
@@ -99,13 +100,15 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
     read = ~np.isnan(rack.power_w)
     was_w = np.where(read, rack.power_w, 0.0)
     step_s = load.step_s if load else None
-    for _ in range(2):  # temperature changes leakage, leakage changes the clock: the second round settles it
-        clock = _clocks(rack, activity_now, limit, celsius)
+    freed = held_by_heat(rack, activity_now)
+    for _ in range(3):  # temperature changes leakage, leakage changes the clock: the last rounds settle it
+        clock = _clocks(rack, activity_now, limit, celsius, freed)
         busy = np.ones_like(activity_now)
         if load and new:
             step_s, busy = step_at(rack, load, new, clock)
         watts = _powers(rack, activity_now * busy, clock, celsius)
         celsius = rack.settled_c + thermal.temperature_change(rack.chassis, was_w, np.where(read, watts, 0.0))
+        freed &= ~(celsius >= _operating_c(rack))
     outlook = Outlook(
         step_s=step_s,
         tokens_per_s=new.tokens / step_s if new and new.tokens and step_s else None,
@@ -131,13 +134,32 @@ def with_microbatches(load: Load, microbatches: tuple[int, ...]) -> Load:
     return replace(load, microbatches=np.asarray(microbatches, np.int64))
 
 
-def _clocks(rack: Rack, activity: Floats, limit: Floats, celsius: Floats) -> Floats:
-    """Clock under the new limit, as a change of the measured clock: the model's ratio, not its absolute."""
+def held_by_heat(rack: Rack, activity: Floats) -> npt.NDArray[np.bool_]:
+    """GPUs that run below what their limit allows and are about as hot as their own protection lets them be: it holds
+    their clock, and will let it go once they have cooled."""
+    allowed = np.full_like(rack.clock_mhz, np.nan)
+    for device, rows in rack.devices:
+        allowed[rows] = power.clock_under_limit(device, activity[rows], rack.limit_w[rows], rack.temperature_c[rows])
+        allowed[rows] -= 1.5 * device.clock.step
+    return (rack.clock_mhz < allowed) & (rack.temperature_c > _operating_c(rack) - HYSTERESIS_K - 1.5)
+
+
+def _operating_c(rack: Rack) -> Floats:
+    out = np.full_like(rack.power_w, np.inf)
+    for device, rows in rack.devices:
+        out[rows] = device.temperature_c.operating
+    return out
+
+
+def _clocks(rack: Rack, activity: Floats, limit: Floats, celsius: Floats, freed: npt.NDArray[np.bool_]) -> Floats:
+    """Clock under the new limit, as a change of the measured clock: the model's ratio, not its absolute. What heat
+    held down and holds no longer (`freed`) goes as high as the limit allows."""
     out = rack.clock_mhz.copy()
     for device, rows in rack.devices:
         was = power.clock_under_limit(device, activity[rows], rack.limit_w[rows], rack.settled_c[rows])
         will = power.clock_under_limit(device, activity[rows], limit[rows], celsius[rows])
-        out[rows] = np.minimum(rack.clock_mhz[rows] * will / was, device.clock.max)
+        kept = np.minimum(rack.clock_mhz[rows] * will / was, device.clock.max)
+        out[rows] = np.where(freed[rows], will, kept)
     return out
 
 

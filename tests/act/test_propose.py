@@ -257,3 +257,30 @@ def test_a_gpu_that_is_slowed_already_sets_the_pace_until_its_rank_has_less_to_d
     now_s = pace.replica_s(PREDICTED.pace, np.array([PREDICTED.microbatches]), full * 1800 / 1900)[0]
     then_s = pace.replica_s(PREDICTED.pace, np.array([PREDICTED.microbatches + 1]), full)[0]
     assert found.step_s == pytest.approx(load().step_s * then_s / now_s, rel=1e-6)
+
+
+def test_a_gpu_that_heat_holds_runs_free_again_once_it_has_cooled() -> None:
+    """Its clock comes back with its work gone, and so does some of its heat: the prediction must not keep it slow."""
+    chassis = thermal.chassis_of(CLUSTER)
+    celsius, clocks, watts = np.full(GPUS, 60.0), np.full(GPUS, 1980.0), np.full(GPUS, 560.0)
+    celsius[5], clocks[5], watts[5] = 86.0, 1815.0, 470.0
+    held = effect.rack_of(CLUSTER, chassis, celsius, celsius, watts, np.full(GPUS, 700.0), clocks)
+    assert list(np.flatnonzero(effect.held_by_heat(held, effect.activity(held)))) == [5]
+    counts = np.full(RANKS, PREDICTED.microbatches)
+    counts[5], counts[0] = counts[5] - 1, counts[0] + 1
+    lighter = effect.with_microbatches(load(), tuple(counts))
+    _, then = effect.settle(held, load(), effect.Change(load=lighter))
+    slower = effect.rack_of(CLUSTER, chassis, celsius - np.eye(GPUS)[5] * 10, celsius, watts, held.limit_w, clocks)
+    _, kept = effect.settle(slower, load(), effect.Change(load=lighter))  # held by a setting: it stays
+    assert 1.0 < then[5] - kept[5] < 8.0
+    assert then[5] < 87.0
+
+
+def test_a_gpu_that_would_be_too_hot_again_stays_held() -> None:
+    chassis = thermal.chassis_of(CLUSTER)
+    celsius, clocks, watts = np.full(GPUS, 60.0), np.full(GPUS, 1980.0), np.full(GPUS, 560.0)
+    celsius[5], clocks[5], watts[5] = 86.5, 1815.0, 470.0
+    held = effect.rack_of(CLUSTER, chassis, celsius, celsius, watts, np.full(GPUS, 700.0), clocks)
+    found, then = effect.settle(held, load(), effect.Change(load=load()))
+    assert then[5] == pytest.approx(86.5, abs=1)
+    assert found.step_s == pytest.approx(load().step_s, rel=0.02)
