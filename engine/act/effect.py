@@ -100,13 +100,14 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
     read = ~np.isnan(rack.power_w)
     was_w = np.where(read, rack.power_w, 0.0)
     step_s = load.step_s if load else None
-    freed = held_by_heat(rack, activity_now)
+    freed, wait = held_by_heat(rack, activity_now), power.ACTIVITY["wait"]
     for _ in range(3):  # temperature changes leakage, leakage changes the clock: the last rounds settle it
         clock = _clocks(rack, activity_now, limit, celsius, freed)
         busy = np.ones_like(activity_now)
         if load and new:
             step_s, busy = step_at(rack, load, new, clock)
-        watts = _powers(rack, activity_now * busy, clock, celsius)
+        # A rank that has less to do waits more, and waiting draws something, too.
+        watts = _powers(rack, wait + (activity_now - wait) * busy, clock, celsius)
         celsius = rack.settled_c + thermal.temperature_change(rack.chassis, was_w, np.where(read, watts, 0.0))
         freed &= ~(celsius >= _operating_c(rack))
     outlook = Outlook(
