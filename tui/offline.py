@@ -38,7 +38,7 @@ def predict(given: Any) -> int:
 
 def prediction_text(found: Prediction, told: dict[str, Any]) -> str:
     """A prediction to read: what, how long with its band, where the time goes, traffic, memory, power, advice."""
-    b, s = told["breakdown"], found.iteration_s
+    b, s, parts = told["breakdown"], found.iteration_s, told["power_parts_w"]
     lines = [
         f"{told['model']} on {told['cluster']}, {found.plan.label()}: {found.gpus} GPUs, {found.dp} replicas, "
         f"{found.microbatches} microbatches a step",
@@ -51,6 +51,8 @@ def prediction_text(found: Prediction, told: dict[str, Any]) -> str:
         + (f"fits, {found.headroom_gib:.1f} free" if found.fits else f"does not fit by {-found.headroom_gib:.1f}"),
         f"  power       {found.power_w:10.0f} W      a GPU; {found.cluster_w / 1000:.1f} kW in all; "
         f"hottest GPU {found.temperature_c:.0f} C",
+        f"              {told['burst_w']:10.0f} W      while kernels run; of the mean leakage {parts['leakage']:.0f}, "
+        f"memory {parts['memory']:.0f}, core {parts['core']:.0f} W",
         f"  energy      {found.energy_j / 3.6e6:10.3f} kWh    a step; {found.tokens_per_joule:.2f} tokens/J, "
         f"{found.samples_per_kwh:.1f} samples/kWh, {found.cost_per_million_tokens:.3f} a million tokens",
         "",

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from engine.model import power
 from engine.model.predict import PlanError, Prediction, predict
 from engine.plan import calibrate as fitting
 from engine.plan.advice import advice
@@ -76,6 +77,10 @@ def prediction_json(told: Predicted) -> dict[str, Any]:
         "breakdown": asdict(b),
         "communication": [asdict(t) for t in found.communication],
         "power_w": found.power_w,
+        "power_parts_w": power.parts_w(told.cluster.device, found.activity, found.sm_clock_mhz, found.temperature_c),
+        "burst_w": sum(
+            power.parts_w(told.cluster.device, found.busy_activity, found.sm_clock_mhz, found.temperature_c).values()
+        ),
         "cluster_w": found.cluster_w,
         "sm_clock_mhz": found.sm_clock_mhz,
         "throttled_share": found.throttled_share,

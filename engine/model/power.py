@@ -46,6 +46,13 @@ def memory_w(device: Device, activity: Floats | float, clock_mhz: Floats | float
     return np.asarray(p.memory_idle_w + busy * (p.memory_active_w + clocked))
 
 
+def parts_w(device: Device, activity: float, clock_mhz: float, temperature_c: float) -> dict[str, float]:
+    """Board power by what draws it, W: leakage, memory, and the core's switching."""
+    leakage, memory = float(leakage_w(device, temperature_c)), float(memory_w(device, activity, clock_mhz))
+    whole = float(power_w(device, activity, clock_mhz, temperature_c))
+    return {"leakage": leakage, "memory": memory, "core": whole - leakage - memory}
+
+
 def clock_under_limit(
     device: Device, activity: Floats | float, limit_w: Floats | float, temperature_c: Floats | float
 ) -> Floats:

@@ -125,6 +125,11 @@ async def test_a_node_is_forecast_and_recorded_over_ssh(
     live = ["forecast", "--cluster", str(inventory), "--seconds", "4", "--json"]
     assert await asyncio.to_thread(main, live) == 0
     assert json.loads(capsys.readouterr().out)["watched_s"] > 0
+    learned = tmp_path / "learned.yaml"
+    words = ["calibrate", "--thermal", str(path), "--cluster", str(inventory), "-o", str(learned)]
+    assert await asyncio.to_thread(main, words) == 0
+    assert "a minute later" in capsys.readouterr().out
+    assert catalog.cluster(str(learned)).nodes[0].learned is not None
     assert await asyncio.to_thread(main, command) == 2
     assert "never written over" in capsys.readouterr().err
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from engine.model import power, thermal
-from engine.profile import catalog
+from engine.profile import Inlet, catalog
 
 H100 = catalog.device("h100-sxm-80g")
 
@@ -62,6 +63,27 @@ def test_at_steady_state_it_is_the_linear_form_and_leakage_makes_the_square() ->
         rise = hot - chassis.inlet_c[slot]
         without = 700.0 - float(power.leakage_w(H100, hot))
         assert 0.4e-5 < (rise - without * rise / 700.0) / without**2 < 1.5e-5
+
+
+def test_cold_plates_have_no_fans() -> None:
+    """Eight liquid-cooled H100 under load: 41 to 50 C, 6.99 kW with their node (arXiv 2507.16781)."""
+    kind, base = catalog.node_type("hgx-h100-liquid"), catalog.cluster("h100x64")
+    node = msgspec.structs.replace(base.nodes[0], type=kind.name)
+    cluster = msgspec.structs.replace(base, nodes=(node,), types={kind.name: kind}, inlet=Inlet(bottom_c=30))
+    chassis = thermal.chassis_of(cluster)
+    for watts in (70.0, 614.0):
+        assert (thermal.steady(chassis, np.full(8, watts)).flow == 1).all()
+    settled = thermal.steady(chassis, np.full(8, 614.0)).junction_c
+    assert settled.min() == pytest.approx(41, abs=1)
+    assert settled.max() == pytest.approx(50, abs=1)
+    assert kind.host_w + 8 * 614 == pytest.approx(6990, rel=0.01)
+
+
+def test_power_is_the_sum_of_what_draws_it() -> None:
+    parts = power.parts_w(H100, 0.9, 1755, 66)
+    assert sum(parts.values()) == pytest.approx(float(power.power_w(H100, 0.9, 1755, 66)))
+    assert 90 < parts["memory"] < 125
+    assert 45 < parts["leakage"] < 65
 
 
 def test_steps_of_any_length_settle_at_the_steady_state() -> None:
