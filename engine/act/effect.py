@@ -19,6 +19,7 @@ from engine.profile import Cluster, Device
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,10 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
     read = ~np.isnan(rack.power_w)
     was_w = np.where(read, rack.power_w, 0.0)
     step_s = load.step_s if load else None
-    freed, wait = held_by_heat(rack, activity_now), power.ACTIVITY["wait"]
+    held, wait = held_by_heat(rack, activity_now), power.ACTIVITY["wait"]
+    freed = held.copy()
     for _ in range(3):  # temperature changes leakage, leakage changes the clock: the last rounds settle it
-        clock = _clocks(rack, activity_now, limit, celsius, freed)
+        clock = _clocks(rack, activity_now, limit, celsius, held, freed)
         busy = np.ones_like(activity_now)
         if load and new:
             step_s, busy = step_at(rack, load, new, clock)
@@ -135,7 +137,7 @@ def with_microbatches(load: Load, microbatches: tuple[int, ...]) -> Load:
     return replace(load, microbatches=np.asarray(microbatches, np.int64))
 
 
-def held_by_heat(rack: Rack, activity: Floats) -> npt.NDArray[np.bool_]:
+def held_by_heat(rack: Rack, activity: Floats) -> Bools:
     """GPUs that run below what their limit allows and are about as hot as their own protection lets them be: it holds
     their clock, and will let it go once they have cooled."""
     allowed = np.full_like(rack.clock_mhz, np.nan)
@@ -152,14 +154,17 @@ def _operating_c(rack: Rack) -> Floats:
     return out
 
 
-def _clocks(rack: Rack, activity: Floats, limit: Floats, celsius: Floats, freed: npt.NDArray[np.bool_]) -> Floats:
-    """Clock under the new limit, as a change of the measured clock: the model's ratio, not its absolute. What heat
-    held down and holds no longer (`freed`) goes as high as the limit allows."""
+def _clocks(rack: Rack, activity: Floats, limit: Floats, celsius: Floats, held: Bools, freed: Bools) -> Floats:
+    """Clock under the new limit. Where the limit holds it now, as a change of the measured clock: the model's ratio,
+    not its absolute. What something else holds keeps its clock, unless the new limit is lower still; what heat `held`
+    and holds no longer (`freed`) goes as high as the limit allows."""
     out = rack.clock_mhz.copy()
     for device, rows in rack.devices:
         was = power.clock_under_limit(device, activity[rows], rack.limit_w[rows], rack.settled_c[rows])
         will = power.clock_under_limit(device, activity[rows], limit[rows], celsius[rows])
-        kept = np.minimum(rack.clock_mhz[rows] * will / was, device.clock.max)
+        limited = (was < device.clock.max) & ~held[rows]
+        moved = np.minimum(rack.clock_mhz[rows] * will / was, device.clock.max)
+        kept = np.where(limited, moved, np.minimum(rack.clock_mhz[rows], will))
         out[rows] = np.where(freed[rows], will, kept)
     return out
 

@@ -284,3 +284,22 @@ def test_a_gpu_that_would_be_too_hot_again_stays_held() -> None:
     found, then = effect.settle(held, load(), effect.Change(load=load()))
     assert then[5] == pytest.approx(86.5, abs=1)
     assert found.step_s == pytest.approx(load().step_s, rel=0.02)
+
+
+def test_a_limit_above_what_a_held_gpu_draws_changes_nothing() -> None:
+    """Heat holds it at 584 W already: a limit of 600 W is no slower and no cooler, and one of 500 W is both."""
+    chassis = thermal.chassis_of(CLUSTER)
+    celsius, clocks, watts = np.full(GPUS, 60.0), np.full(GPUS, 1980.0), np.full(GPUS, 620.0)
+    celsius[29], clocks[29], watts[29] = 86.8, 1870.0, 584.0
+    held = effect.rack_of(CLUSTER, chassis, celsius, celsius, watts, np.full(GPUS, 700.0), clocks)
+
+    def limited(to_w: float) -> tuple[float, float]:
+        limit = np.where(np.arange(GPUS) == 29, to_w, 700.0)
+        found, then = effect.settle(held, load(), effect.Change(limit_w=limit))
+        assert found.step_s is not None
+        return found.step_s / load().step_s, float(then[29])
+
+    assert limited(600.0) == (pytest.approx(1.0, abs=0.005), pytest.approx(86.8, abs=0.6))
+    slower, cooler = limited(500.0)
+    assert slower > 1.03
+    assert cooler < 84
