@@ -22,8 +22,8 @@ from engine.model.course import Course, course
 from engine.model.learn import Errors
 from engine.model.predict import with_microbatch
 from engine.model.thermal import Chassis
-from engine.plan import heat as fitting
-from engine.plan.heat import HeatFit, HeatPriors
+from engine.plan import calibrate_heat as fitting
+from engine.plan.calibrate_heat import HeatFit, HeatPriors
 from engine.profile import Cluster, ProfileError, catalog, document, edit, heat
 from engine.record import trace
 from engine.record.recording import RecordError

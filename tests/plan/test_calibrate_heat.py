@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.control import heating
-from engine.plan import heat
-from engine.plan.heat import HeatFit, HeatPriors
+from engine.plan import calibrate_heat as heat
+from engine.plan.calibrate_heat import HeatFit, HeatPriors
 from engine.profile import ProfileError, catalog, document
 from engine.profile.heat import read
 from tui.cli import main
