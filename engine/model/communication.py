@@ -35,6 +35,12 @@ class Traffic:
         rate = self.bytes / np.maximum(self.seconds, 1e-12)
         return np.where(self.seconds > 0, rate / self.peak, 0.0)
 
+    def plus(self, other: Traffic) -> Traffic:
+        """This traffic and other over the same link."""
+        return Traffic(
+            self.link, self.bytes + other.bytes, self.count + other.count, self.seconds + other.seconds, self.peak
+        )
+
     def times(self, factor: Column) -> Traffic:
         """This traffic `factor` times over."""
         return Traffic(
@@ -114,11 +120,16 @@ def sends(rates: Rates, along: Path, payload: Column, count: Column) -> Traffic:
 def tensor(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic:
     """Two all-reduces of an activation forward and two backward in each layer (Shoeybi et al. 2019, section 3); with
     sequence parallelism a gather and a scatter of the same volume (Korthikanti et al. 2022, section 4.2.2). A full
-    recompute repeats the forward ones."""
+    recompute repeats the forward ones. Where fp8 scales are agreed between the tensor ranks, each of a layer's eight
+    casts waits for an all-reduce of one number."""
     along = path(w, rates, Group(w.tp, np.ones(len(w))), fabric_peak)
     again = 1.0 + 0.5 * w.recompute
     payload = w.element * w.tokens * w.hidden
-    return collective(rates, along, w.tp, payload, 2.0, 4 * again * layers * w.microbatches)
+    count = 4 * again * layers * w.microbatches
+    scales = rates.scales_reduced * w.fp8 * 2 * count
+    return collective(rates, along, w.tp, payload, 2.0, count).plus(
+        collective(rates, along, w.tp, np.full(len(w), 4.0), 2.0, scales)
+    )
 
 
 def context(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic:

@@ -17,6 +17,9 @@ PER_EXPERT = 8
 """Kernels of one local expert's forward pass; casts to fp8 double them."""
 SCORE_BYTES = 11.0
 """Bytes a score moves each way where the s x s matrix is written out: product, mask, softmax, dropout."""
+UNMASKED = 1.1
+"""FLOP/s of fused attention without a mask over those with a causal one, long sequences and heads of 128: 370 / 335
+TFLOP/s forward of FlashAttention-2 on an H100, 595 / 539 of cuDNN (Shah et al., FlashAttention-3, 2024, Figure 5)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,17 @@ def matmul_s(rates: Rates, fp8: Column | float, rows: Column, inner: Column, col
     return np.maximum(2.0 * rows * inner * columns / (peak * share), moved / rates.hbm) + rates.kernel_s
 
 
+def fullest_rank(cp: Column, balanced: bool) -> Column:
+    """Attention time of the busiest of cp context ranks, over a cp-th of causal attention in one piece.
+
+    The last rank of a plain ring has one masked block and cp - 1 whole ones; where every rank has an early and a late
+    half, two masked half blocks and 2 cp - 1 whole ones. Whole blocks run UNMASKED times as fast per FLOP.
+    """
+    if balanced:
+        return np.where(cp > 1, (1.0 + (2.0 * cp - 1.0) / UNMASKED) / (2.0 * cp), 1.0)
+    return (1.0 + 2.0 * (cp - 1.0) / UNMASKED) / cp
+
+
 def attention_s(w: Work, rates: Rates) -> tuple[Column, Column]:
     """Seconds of causal attention, forward and backward, of one layer and microbatch.
 
@@ -73,8 +87,8 @@ def attention_s(w: Work, rates: Rates) -> tuple[Column, Column]:
     if rates.attention:
         chunk = w.seq / w.cp
         share = rates.attention * w.head_size / (w.head_size + rates.half_head) * chunk / (chunk + 128.0)
-        fullest = 1.0 if rates.context_balanced else 2.0 - 1.0 / w.cp
-        forward = 0.5 * square * fullest / (rates.peak * share) + rates.kernel_s * w.cp
+        forward = 0.5 * square * fullest_rank(w.cp, rates.context_balanced) / (rates.peak * share)
+        forward = forward + rates.kernel_s * w.cp
         return forward, 2.5 * forward
     forward = square / (rates.peak * rates.best) + SCORE_BYTES * w.scores / rates.hbm
     return forward, 2.0 * forward

@@ -30,6 +30,7 @@ class Rates:
     buffers_gib: float
     context_balanced: bool
     fp8_cast: float
+    scales_reduced: bool
     fabric: float
     fabric_hop_s: float
     network_share: float
@@ -74,6 +75,7 @@ def rates(device: Device, stack: Stack, precision: str) -> Rates:
         buffers_gib=stack.buffers_gib,
         context_balanced=stack.context_balanced,
         fp8_cast=stack.fp8_cast,
+        scales_reduced=stack.scales_reduced,
         fabric=device.fabric.gb_s * 1e9 * curve.fabric_share,
         fabric_hop_s=curve.fabric_hop_s,
         network_share=curve.network_share,

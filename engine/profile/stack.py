@@ -19,7 +19,8 @@ class Stack(Record, frozen=True):
     recompute means there; `elementwise` memory passes over the fused minimum; `logits_bytes` traffic of the loss a
     logit, forward and backward; `fp8_cast` bytes a value that goes into an fp8 product; `fp8_rate` share of the
     device's fp8 rate that the kernels reach; `optimizer_bytes` traffic a weight of the optimizer step; `offload_s`
-    seconds a weight that a host's CPU steps; `host_s` seconds an iteration outside the GPU's work; `launch_s` host
+    seconds a weight that a host's CPU steps; `scales_reduced` whether tensor ranks agree on the scale of each fp8
+    tensor before they cast it; `host_s` seconds an iteration outside the GPU's work; `launch_s` host
     seconds a kernel.
 
     Memory: `logits_kept` bytes a logit that stay until the backward pass; `unfused` further MLP-wide tensors that
@@ -42,6 +43,7 @@ class Stack(Record, frozen=True):
     logits_bytes: Positive = 16.0
     fp8_cast: NonNegative = 4.0
     fp8_rate: Fraction = 1.0
+    scales_reduced: bool = False
     logits_kept: NonNegative = 10.0
     unfused: NonNegative = 0.0
     buffers_gib: NonNegative = 0.0

@@ -42,6 +42,13 @@ def test_every_source(found: Validation) -> None:
     assert {name: m for name, m in sources.items() if m > 0.08} == {}
 
 
+def test_gpus_held_at_500_w(found: Validation, table: Table) -> None:
+    capped = {run.id for run in table.runs if run.power_limit_w == 500}
+    off = {row.id: row.error for row in found.rows if row.id in capped}
+    assert len(off) == 16
+    assert {name: e for name, e in off.items() if abs(e) > 0.08} == {}
+
+
 def test_memory(found: Validation) -> None:
     assert len(found.memory) == 17
     assert errors(found.memory).median <= 0.06
