@@ -7,6 +7,7 @@ import json
 import queue
 import socket
 import stat
+import sys
 import threading
 import time
 import types
@@ -18,9 +19,12 @@ from typing import Any
 
 import asyncssh
 
-from engine.sim.nvml import SimNvml
+from engine.sim.nvml import SimNvml, bus_number
 
 WAIT_S = 30.0
+SAMPLE_S = 0.5
+"""Seconds between readings of power within a tick: a whole rack's probes share this machine."""
+_LOADING = threading.Lock()
 
 
 class _Input:
@@ -87,6 +91,11 @@ class SimHost:
         rack, rows = self.nvml.rack, slice(self.nvml.first, self.nvml.first + self.nvml.count)
         words = str(int(rack.network_b[rows].sum() / self.nics / 4))
         found = {"/proc/loadavg": "8.0 8.0 8.0 1/100 1\n"}
+        for half, cpus in enumerate(("0-47,96-143", "48-95,144-191")):
+            found[f"/sys/devices/system/node/node{half}/cpulist"] = cpus
+        for slot in range(self.nvml.count):
+            bus = f"/sys/bus/pci/devices/0000:{bus_number(slot):02x}:00.0"
+            found[f"{bus}/numa_node"] = str(2 * slot // self.nvml.count)
         for index in range(self.nics):
             base = f"/sys/class/infiniband/mlx5_{index}/ports/1/"
             found |= {
@@ -108,6 +117,25 @@ class SimHost:
             return [f"mlx5_{i}" for i in range(self.nics)]
         return ["1"] if path.startswith("/sys/class/infiniband/") and path.endswith("/ports") else []
 
+    def real(self, path: str) -> str:
+        """A GPU and the ports that go with it sit under one switch of their own."""
+        words = path.split("/")
+        if words[-1] == "device" and words[-2].startswith("mlx5_"):
+            slot = int(words[-2][5:]) * self.nvml.count // self.nics
+            return f"/sys/devices/pci0000:{bus_number(slot):02x}/switch/nic"
+        if path.startswith("/sys/bus/pci/devices/"):
+            return f"/sys/devices/pci0000:{words[-1][5:7]}/switch/gpu"
+        return path
+
+    def claim(self, console: str) -> str:
+        return ""
+
+    def alive(self) -> None:
+        pass
+
+    def is_root(self) -> bool:
+        return True
+
     def hostname(self) -> str:
         return self.name
 
@@ -128,6 +156,16 @@ class SimHost:
 
     def run(self, argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
         return 127, "simulated nodes have no programs"
+
+
+class _Stand:
+    """What the probe sees of a simulated host: its world, through the probe's own reading of a system's files."""
+
+    def __init__(self, world: SimHost) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
 
 
 @dataclass
@@ -199,9 +237,12 @@ class SimNode:
         """What python3 on the node does with the loader's framing: run the probe that was sent, on our host."""
         header = json.loads(stream.readline())
         stream.read(header["boot"])
-        module: Any = types.ModuleType("rackside_probe")
-        for name, size in header["sources"]:
-            source = stream.read(size)
-            if name == "rackside_probe":
-                exec(compile(zlib.decompress(source), f"{name}.py", "exec"), module.__dict__)
-        module.main(stream, output, self.host, header["interval_s"])
+        modules: dict[str, Any] = {}
+        with _LOADING:
+            for name, size in header["sources"]:
+                source = zlib.decompress(stream.read(size))
+                if name.startswith("rackside"):
+                    modules[name] = sys.modules[name] = types.ModuleType(name)
+                    exec(compile(source, f"{name}.py", "exec"), modules[name].__dict__)
+            host = type("Node", (_Stand, modules["rackside_host"].System), {"sample_s": SAMPLE_S})(self.host)
+        modules["rackside_probe"].main(stream, output, host, header["interval_s"], header["console"])

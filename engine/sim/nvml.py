@@ -28,6 +28,11 @@ def _whole(value: float) -> int:
     return round(float(value))
 
 
+def bus_number(slot: int) -> int:
+    """The PCI bus of a slot's GPU."""
+    return 0x11 + 0x10 * slot
+
+
 @dataclass
 class SimNvml:
     """One node's GPUs: rows `first` to `first + count` of the rack. Handles are row numbers."""
@@ -63,7 +68,7 @@ class SimNvml:
         return f"GPU-5171a7ed-0000-0000-0000-{handle:012x}"
 
     def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
-        return SimpleNamespace(busId=f"00000000:{0x11 + 0x10 * (handle - self.first):02X}:00.0")
+        return SimpleNamespace(busId=f"00000000:{bus_number(handle - self.first):02X}:00.0")
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         total = int(self._device(handle).memory_gib * 1024) * MIB

@@ -1,20 +1,27 @@
 """How the probe gets onto a node: one short command, then everything else over its standard input.
 
-Standard input is one JSON header line {"rackside": 1, "boot": n, "sources": [[name, n], …], "interval_s": s}, then the
-zlib-compressed boot code and sources, `n` bytes each, then command lines. The boot code makes the modules and calls
-`rackside_probe.main(stdin, stdout, host, interval_s)`. Whoever stands in for a node reads the same framing and runs the
-same probe with a host of its own.
+Standard input is one JSON header line {"rackside": 1, "boot": n, "sources": [[name, n], …], "interval_s": s, "console":
+id}, then the zlib-compressed boot code and sources, `n` bytes each, then command lines. The boot code makes the modules
+and calls `rackside_probe.main(stdin, stdout, host, interval_s, console)`. Whoever stands in for a node reads the same
+framing and runs the same probe with a host of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import uuid
 import zlib
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-PROBE = Path(__file__).parent / "probe" / "rackside_probe.py"
+PROBE = tuple(
+    Path(__file__).parent / "probe" / f"{name}.py" for name in ("rackside_host", "rackside_gpus", "rackside_probe")
+)
+"""The probe's modules, each after those it imports."""
+CONSOLE = uuid.uuid4().hex
+"""This process: each of its nodes runs one probe for it."""
 
 # In single quotes on the command line, so it holds none itself.
 BOOTSTRAP = (
@@ -23,7 +30,7 @@ BOOTSTRAP = (
 )
 
 BOOT = """
-import types
+import os, types
 if sys.version_info < (3, 6):
     sys.exit("rackside needs Python 3.6 or newer on the node; this is %d.%d" % sys.version_info[:2])
 why = ""
@@ -33,12 +40,15 @@ for name, size in h["sources"]:
     try:
         exec(compile(source, name + ".py", "exec"), module.__dict__)
     except Exception as error:
-        if name == "rackside_probe":
+        if name.startswith("rackside"):
             raise
         why = repr(error)
         sys.modules[name] = None
-probe = sys.modules["rackside_probe"]
-probe.main(r, sys.stdout.buffer, probe.Host(sys.modules["pynvml"], why), h["interval_s"])
+host = sys.modules["rackside_host"].Host(sys.modules["pynvml"], why)
+refusal = sys.modules["rackside_probe"].main(r, sys.stdout.buffer, host, h["interval_s"], h["console"])
+if refusal:
+    sys.exit(refusal)
+os._exit(0)  # the thread that waits for input would hold up an orderly end
 """
 
 
@@ -47,22 +57,27 @@ def probe_command() -> str:
     return f"exec env LC_ALL=C PATH=\"$PATH:/usr/bin:/usr/local/bin:/bin\" python3 -u -c '{BOOTSTRAP}'"
 
 
-@lru_cache(maxsize=4)
-def probe_payload(interval_s: float) -> bytes:
-    """What goes to standard input before any command; about 55 KB."""
-    found = find_spec("pynvml")
-    if found is None or found.origin is None:
-        raise RuntimeError("the package nvidia-ml-py is not installed beside rackside")
-    boot = zlib.compress(BOOT.encode(), 9)
-    sources = [(name, zlib.compress(path.read_bytes(), 9)) for name, path in _sources(Path(found.origin))]
+def probe_payload(interval_s: float, node: str) -> bytes:
+    """What goes to standard input before any command; about 60 KB."""
+    boot, sources = _code()
     header = {
         "rackside": 1,
         "boot": len(boot),
         "sources": [[name, len(data)] for name, data in sources],
         "interval_s": interval_s,
+        "console": f"{CONSOLE}-{hashlib.sha256(node.encode()).hexdigest()[:12]}",
     }
     return json.dumps(header).encode() + b"\n" + boot + b"".join(data for _, data in sources)
 
 
+@lru_cache(maxsize=1)
+def _code() -> tuple[bytes, list[tuple[str, bytes]]]:
+    found = find_spec("pynvml")
+    if found is None or found.origin is None:
+        raise RuntimeError("the package nvidia-ml-py is not installed beside rackside")
+    boot = zlib.compress(BOOT.encode(), 9)
+    return boot, [(name, zlib.compress(path.read_bytes(), 9)) for name, path in _sources(Path(found.origin))]
+
+
 def _sources(pynvml: Path) -> list[tuple[str, Path]]:
-    return [("pynvml", pynvml), ("rackside_probe", PROBE)]
+    return [("pynvml", pynvml), *((path.stem, path) for path in PROBE)]

@@ -55,7 +55,7 @@ class LocalSource:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(probe_payload(self._interval_s))
+            process.stdin.write(probe_payload(self._interval_s, self.name))
             self._session = Session(self.name, process.stdout, process.stdin, store)
             await self._session.run()
         finally:

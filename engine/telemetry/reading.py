@@ -24,7 +24,9 @@ class ReadingState(enum.Enum):
     ABSENT = "absent"
     UNSUPPORTED = "unsupported"
     ERROR = "error"
+    STALE = "stale"
     LOST = "lost"
+    BLANK = "blank"
     IMPLAUSIBLE = "implausible"
 
 
@@ -44,6 +46,16 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "energy_j": (0, 1e15),
     "margin_c": (-60, 150),
     "throttle": (0, 2.0**53),
+    "power_max_w": (0, 3000),
+    "held_by_power": (0, 1),
+    "held_by_heat": (0, 1),
+    "ecc_corrected": (0, 2.0**53),
+    "ecc_uncorrected": (0, 2.0**53),
+    "rows_remapped": (0, 1e6),
+    "remap_pending": (0, 1),
+    "remap_failed": (0, 1),
+    "pcie_replays": (0, 2.0**53),
+    "xid": (0, 1000),
     "power_limit_min_w": (0, 3000),
     "power_limit_max_w": (1, 3000),
     "power_limit_default_w": (1, 3000),
@@ -53,15 +65,21 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
 }
 
 
+def worded(word: str | None) -> ReadingState:
+    """The state that a word in a number's place names."""
+    if word is None:
+        return ReadingState.ABSENT
+    try:
+        state = ReadingState(word)
+    except ValueError:
+        return ReadingState.ERROR
+    return ReadingState.ERROR if state is ReadingState.VALUE else state
+
+
 def judge(metric: str, reading: Reading) -> tuple[float, ReadingState]:
     """The number, or NaN with the state that says why there is none."""
-    if isinstance(reading, str):
-        try:
-            return math.nan, ReadingState(reading)
-        except ValueError:
-            return math.nan, ReadingState.ERROR
-    if reading is None:
-        return math.nan, ReadingState.ABSENT
+    if isinstance(reading, str) or reading is None:
+        return math.nan, worded(reading)
     low, high = PLAUSIBLE[metric]
     if not low <= reading <= high:
         return math.nan, ReadingState.IMPLAUSIBLE
@@ -72,7 +90,20 @@ class _Record(msgspec.Struct, frozen=True):
     pass
 
 
+class MigFacts(_Record, frozen=True):
+    """A MIG instance: its profile name, ids, and memory. Its utilisation is not to be had from NVML."""
+
+    name: str = ""
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    memory_total_mib: float | None = None
+    memory_used_mib: float | None = None
+
+
 class GpuFacts(_Record, frozen=True):
+    """What does not change while a probe runs. `note` says what a reader must know, such as whose power it shares;
+    `near` the network ports closest on PCIe; `cpus` those of its NUMA node, as the kernel lists them."""
+
     index: int
     lost: bool = False
     name: str | None = None
@@ -86,13 +117,16 @@ class GpuFacts(_Record, frozen=True):
     slowdown_c: Reading = None
     shutdown_c: Reading = None
     numa_node: int | None = None
-    pcie_gen: Reading = None
-    pcie_width: Reading = None
-    nvlinks: int = 0
+    cpus: str | None = None
+    near: tuple[str, ...] = ()
+    persistence: bool | None = None
+    mig: tuple[MigFacts, ...] = ()
+    note: str | None = None
 
 
 class Hello(_Record, frozen=True):
-    """The first record of a probe, and again whenever it finds the GPUs anew."""
+    """The first record of a probe, and again whenever it finds the GPUs anew. `reader` is what reads them (NVML,
+    nvidia-smi, amd-smi, …), `because` why nothing better does."""
 
     hello: int
     hostname: str
@@ -100,26 +134,28 @@ class Hello(_Record, frozen=True):
     python: str = ""
     driver: str | None = None
     trouble: str | None = None
+    reader: str = "NVML"
+    because: str | None = None
 
 
-class NvlinkTick(_Record, frozen=True):
-    link: int
-    active: bool | None = None
-    tx_b: Reading = None
-    rx_b: Reading = None
-    mb_s: float | None = None
+class LinkFacts(_Record, frozen=True):
+    """One link of a node: `gpu` its GPU's slot or -1, `kind` nvlink, xgmi, pcie or nic, `state` active, inactive or
+    unknown, `gb_s` its rate in one direction now and `best_gb_s` as built, `to` the other end where it is told."""
+
+    gpu: int
+    kind: str
+    name: str
+    state: str = "active"
+    gb_s: float | None = None
+    best_gb_s: float | None = None
+    to: str | None = None
 
 
-class PcieTick(_Record, frozen=True):
-    """Counters where the driver has them, else a rate."""
+class ProcessFacts(_Record, frozen=True):
+    """A process on the GPU of slot `gpu`; job fields from its environment; `cpus` it may run on, as the kernel lists
+    them."""
 
-    tx_b: Reading = None
-    rx_b: Reading = None
-    tx_b_s: Reading = None
-    rx_b_s: Reading = None
-
-
-class ProcessTick(_Record, frozen=True):
+    gpu: int
     pid: int
     name: str = ""
     memory_mib: float | None = None
@@ -127,46 +163,31 @@ class ProcessTick(_Record, frozen=True):
     rank: str | None = None
     local_rank: str | None = None
     world_size: str | None = None
-
-
-class GpuTick(_Record, frozen=True):
-    lost: bool = False
-    temperature_c: Reading = None
-    memory_temperature_c: Reading = None
-    margin_c: Reading = None
-    power_w: Reading = None
-    power_limit_w: Reading = None
-    sm_clock_mhz: Reading = None
-    memory_clock_mhz: Reading = None
-    utilization_pct: Reading = None
-    memory_used_mib: Reading = None
-    throttle: Reading = None
-    energy_j: Reading = None
-    nvlinks: tuple[NvlinkTick, ...] = ()
-    pcie: PcieTick | None = None
-    processes: tuple[ProcessTick, ...] = ()
-
-
-class NicTick(_Record, frozen=True):
-    name: str
-    tx_b: float | None = None
-    rx_b: float | None = None
-    gbps: float | None = None
-    active: bool | None = None
+    cpus: str | None = None
 
 
 class Tick(_Record, frozen=True):
-    """One sample of a node; `lost` names GPUs that no longer answer, by PCI bus id where known."""
+    """One sample of a node. Metrics of GPUs are columns, one entry a GPU; a metric that is left out has not changed.
+
+    `links` and `processes` come with the first tick and whenever they change; `rx_mb_s` and `tx_mb_s` have an entry a
+    link of the last `links`, null where none is known, and so has `link_errors`, sent when it changes. `lost` names
+    GPUs that no longer answer, by PCI bus id where known. `samples` is how often power was read within the tick.
+    """
 
     tick: int
     time: float
-    gpus: tuple[GpuTick, ...]
-    nics: tuple[NicTick, ...] = ()
+    gpus: dict[str, list[Reading]] = {}
+    links: tuple[LinkFacts, ...] | None = None
+    rx_mb_s: list[float | None] = []
+    tx_mb_s: list[float | None] = []
+    link_errors: list[float | None] | None = None
+    processes: tuple[ProcessFacts, ...] | None = None
     load: float | None = None
     hooks: tuple[str, ...] = ()
     trouble: str | None = None
     lost: tuple[str, ...] = ()
     took_ms: float = 0.0
+    samples: int = 1
 
 
 class GpuResult(_Record, frozen=True):
@@ -182,6 +203,7 @@ class Result(_Record, frozen=True):
     state: str
     reason: str = ""
     gpus: dict[str, GpuResult] = {}
+    found: dict[str, str] = {}
 
 
 class Released(_Record, frozen=True):

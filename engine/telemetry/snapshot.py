@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from engine.telemetry.reading import GpuFacts
 
 Floats = npt.NDArray[np.float64]
 
@@ -23,8 +26,20 @@ GPU_METRICS = (
     "energy_j",
     "margin_c",
     "throttle",
+    "power_max_w",
+    "held_by_power",
+    "held_by_heat",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "rows_remapped",
+    "remap_pending",
+    "remap_failed",
+    "pcie_replays",
+    "xid",
 )
-"""Read every tick."""
+"""Read every tick, or told when they change. `power_w` is the mean and `power_max_w` the largest of the tick's samples;
+`held_by_power` and `held_by_heat` the share of the tick in which a limiter held the clock; ECC errors since the driver
+started; `xid` the last critical event's number."""
 
 GPU_FACTS = (
     "memory_total_mib",
@@ -50,7 +65,9 @@ class NodeState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node. `rows` are its rows in the GPU table; times in unix seconds; `dropped` counts implausible readings."""
+    """One node. `rows` are its rows in the GPU table; times in unix seconds; `dropped` counts implausible readings.
+    `reader` is what reads its GPUs and `because` why nothing better does; `took_ms` its last sample's own time, and
+    `skew_s` how far its clock is ahead of this machine's, the way's delay in it."""
 
     name: str
     state: NodeState
@@ -64,6 +81,11 @@ class NodeStatus:
     troubles: tuple[str, ...]
     samples: int
     dropped: int
+    reader: str = ""
+    because: str = ""
+    took_ms: float = math.nan
+    skew_s: float = math.nan
+    load: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +97,9 @@ class Process:
     memory_mib: float | None
     slurm_job: str | None = None
     rank: str | None = None
+    local_rank: str | None = None
+    world_size: str | None = None
+    cpus: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +111,7 @@ class GpuTable:
     name: tuple[str, ...]
     uuid: tuple[str, ...]
     bus_id: tuple[str, ...]
+    facts: tuple[GpuFacts, ...]
     columns: Mapping[str, Floats]
     processes: tuple[tuple[Process, ...], ...]
 
@@ -98,13 +124,15 @@ class GpuTable:
 
 @dataclass(frozen=True, slots=True)
 class LinkTable:
-    """One row a link: `gpu` is its GPU or -1, `kind` nvlink, pcie or nic; rates and peaks in GB/s for one direction."""
+    """One row a link: `gpu` is its GPU's slot or -1, `kind` nvlink, xgmi, pcie or nic, `state` active, degraded,
+    inactive or unknown, `to` the other end where it is known; rates and peaks in GB/s for one direction."""
 
     node: tuple[str, ...]
     gpu: tuple[int, ...]
     kind: tuple[str, ...]
     name: tuple[str, ...]
     state: tuple[str, ...]
+    to: tuple[str, ...]
     columns: Mapping[str, Floats]
 
     def __getitem__(self, column: str) -> Floats:

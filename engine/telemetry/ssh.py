@@ -155,7 +155,7 @@ class SshSource:
         complaints = asyncio.create_task(_last_of(process.stderr))
         session = Session(self.name, process.stdout, process.stdin, store)
         try:
-            process.stdin.write(probe_payload(self._interval_s))
+            process.stdin.write(probe_payload(self._interval_s, self.name))
             self._session = session
             await session.run()
             if session.greeted:

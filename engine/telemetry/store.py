@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from engine.telemetry.links import NodeLinks
-from engine.telemetry.reading import GpuFacts, Hello, ReadingState, Tick, judge
+from engine.telemetry.reading import PLAUSIBLE, GpuFacts, Hello, ProcessFacts, Reading, ReadingState, Tick, worded
 from engine.telemetry.snapshot import (
     GPU_FACTS,
     GPU_METRICS,
@@ -28,6 +30,16 @@ Floats = npt.NDArray[np.float64]
 HISTORY_METRICS = ("temperature_c", "power_w", "sm_clock_mhz", "utilization_pct")
 HISTORY_SAMPLES = 900
 STALE_TICKS = 3
+PROCESSES_A_GPU = 64
+GPUS_A_NODE = 1024
+"""More than any node has: a greeting that names more is cut, so that garbage cannot fill the memory."""
+
+_Names = tuple[str, ...]
+
+COLUMNS = (*GPU_METRICS, *GPU_FACTS)
+_PLACE = {name: place for place, name in enumerate(COLUMNS)}
+_LOW, _HIGH = (np.array([PLAUSIBLE[name][end] for name in COLUMNS], float)[:, None] for end in (0, 1))
+_METRICS = slice(0, len(GPU_METRICS))
 
 
 @dataclass
@@ -48,6 +60,11 @@ class _Node:
     links: NodeLinks = field(default_factory=NodeLinks)
     processes: tuple[tuple[Process, ...], ...] = ()
     interval_s: float = 1.0
+    reader: str = ""
+    because: str = ""
+    took_ms: float = math.nan
+    skew_s: float = math.nan
+    load: float = math.nan
 
 
 class Store:
@@ -63,12 +80,14 @@ class Store:
             first += gpus
         self._capacity = history
         self._version = 0
+        self._processes: tuple[tuple[Process, ...], ...] | None = None
+        self._link_labels: tuple[_Names, tuple[int, ...], _Names, _Names, _Names, _Names] | None = None
         self.states: Counter[ReadingState] = Counter()
-        """How many readings were taken in each state, since the start."""
+        """How many readings were no values, by state, since the start."""
         self._lay_out(first)
 
     def _lay_out(self, rows: int) -> None:
-        self._columns = {name: np.full(rows, np.nan) for name in (*GPU_METRICS, *GPU_FACTS)}
+        self._values = np.full((len(COLUMNS), rows), np.nan)
         self._history = {name: np.full((self._capacity, rows), np.nan, np.float32) for name in HISTORY_METRICS}
         self._times = np.full(self._capacity, np.nan)
         self._written = 0
@@ -76,16 +95,18 @@ class Store:
 
     def _names(self) -> None:
         """The columns that change only when a node greets."""
-        node, index, name, uuid, bus = [], [], [], [], []
+        facts: list[GpuFacts] = []
         for of in self._nodes.values():
-            for slot in range(len(of.rows)):
-                facts = of.facts[slot] if slot < len(of.facts) else GpuFacts(index=slot)
-                node.append(of.name)
-                index.append(facts.index)
-                name.append(clean(facts.name or "", 60))
-                uuid.append(clean(facts.uuid or "", 60))
-                bus.append(clean(facts.bus_id or "", 30))
-        self._labels = (tuple(node), tuple(index), tuple(name), tuple(uuid), tuple(bus))
+            known = of.facts[: len(of.rows)]
+            facts += [*known, *(GpuFacts(index=slot) for slot in range(len(known), len(of.rows)))]
+        self._facts = tuple(facts)
+        self._labels = (
+            tuple(of.name for of in self._nodes.values() for _ in of.rows),
+            tuple(f.index for f in facts),
+            tuple(f.name or "" for f in facts),
+            tuple(f.uuid or "" for f in facts),
+            tuple(f.bus_id or "" for f in facts),
+        )
 
     # Written by the sources.
 
@@ -96,10 +117,10 @@ class Store:
             of.since = now
         of.state, of.reason = state, reason
         if state in (NodeState.DOWN, NodeState.ERROR, NodeState.CONNECTING):
-            for name in GPU_METRICS:
-                self._columns[name][of.rows.start : of.rows.stop] = np.nan
+            self._values[_METRICS, of.rows.start : of.rows.stop] = np.nan
             of.links.clear()
             of.hooks, of.processes, of.troubles = (), (), ()
+            self._processes = None
 
     def apply(self, node: str, record: Hello | Tick, now: float) -> None:
         """Take a greeting or a sample."""
@@ -108,32 +129,43 @@ class Store:
         else:
             self._sample(self._nodes[node], record, now)
 
+    def backfill(self, times: Floats, columns: Mapping[str, Floats]) -> None:
+        """History from before the first snapshot: `times` (t,) in unix seconds, oldest first, and for each metric of
+        HISTORY_METRICS an array (t, rows). Nothing happens once something was published."""
+        if self._version or not len(times):
+            return
+        kept = min(len(times), self._capacity)
+        self._times[:kept] = times[-kept:]
+        for name, values in columns.items():
+            if name in self._history and values.shape == (len(times), self._values.shape[1]):
+                self._history[name][:kept] = values[-kept:]
+        self._written = kept
+
     def _greet(self, of: _Node, hello: Hello) -> None:
         of.hostname, of.driver = clean(hello.hostname, 80), clean(hello.driver or "", 40)
-        if hello.gpus and len(hello.gpus) != len(of.rows):
-            self._resize(of, len(hello.gpus))
-        of.facts = hello.gpus
-        for slot, facts in enumerate(hello.gpus):
-            for name in GPU_FACTS:
-                self._columns[name][of.rows.start + slot] = self._take(of, name, getattr(facts, name))
+        of.reader, of.because = clean(hello.reader, 40), clean(hello.because or "", 300)
+        gpus = hello.gpus[:GPUS_A_NODE]
+        if gpus and len(gpus) != len(of.rows):
+            self._resize(of, len(gpus))
+        of.facts = tuple(_cleaned(facts) for facts in gpus)
+        self._take(of, {name: [getattr(facts, name) for facts in gpus] for name in GPU_FACTS})
         self._names()
 
     def _resize(self, of: _Node, gpus: int) -> None:
         """Give a node another number of rows; everybody keeps its history and values."""
         old = {n.name: n.rows for n in self._nodes.values()}
-        columns, history, times, written = self._columns, self._history, self._times, self._written
+        values, history, times, written = self._values, self._history, self._times, self._written
         first = 0
         for node in self._nodes.values():
             count = gpus if node is of else len(node.rows)
             node.rows = range(first, first + count)
             first += count
         self._lay_out(first)
-        self._times, self._written = times, written
+        self._times, self._written, self._processes = times, written, None
         for node in self._nodes.values():
             if node is not of:
                 new, was = slice(node.rows.start, node.rows.stop), slice(old[node.name].start, old[node.name].stop)
-                for name, column in columns.items():
-                    self._columns[name][new] = column[was]
+                self._values[:, new] = values[:, was]
                 for name, ring in history.items():
                     self._history[name][:, new] = ring[:, was]
 
@@ -143,24 +175,45 @@ class Store:
             of.since = now
         of.state, of.reason = state, clean(tick.trouble or "", 300)
         of.last_sample, of.samples = now, of.samples + 1
+        of.took_ms, of.skew_s = tick.took_ms, tick.time - now
+        of.load = math.nan if tick.load is None else tick.load
         of.hooks = tuple(clean(path, 200) for path in tick.hooks[:64])
-        of.troubles = tuple(f"GPU at {clean(bus, 30)} does not answer" for bus in tick.lost)
-        for slot, gpu in enumerate(tick.gpus[: len(of.rows)]):
-            row = of.rows.start + slot
-            for name in GPU_METRICS:
-                self._columns[name][row] = self._take(of, name, getattr(gpu, name))
-        of.links.update(tick, of.facts)
-        of.processes = tuple(
-            tuple(Process(p.pid, clean(p.name, 40), p.memory_mib, p.slurm_job, p.rank) for p in gpu.processes[:64])
-            for gpu in tick.gpus
-        )
+        of.troubles = tuple(f"GPU at {clean(bus, 30)} does not answer" for bus in tick.lost[:GPUS_A_NODE])
+        self._take(of, tick.gpus)
+        if of.links.update(tick):
+            self._link_labels = None
+        if tick.processes is not None:
+            of.processes = _by_gpu(tick.processes, len(of.rows))
+            self._processes = None
 
-    def _take(self, of: _Node, name: str, reading: float | str | None) -> float:
-        value, state = judge(name, reading)
-        self.states[state] += 1
-        if state is ReadingState.IMPLAUSIBLE:
-            of.dropped += 1
-        return value
+    def _take(self, of: _Node, readings: Mapping[str, list[Reading]]) -> None:
+        """Write the plausible numbers of one node's columns; whatever else was read becomes NaN and is counted."""
+        names = [name for name, column in readings.items() if name in _PLACE and len(column) == len(of.rows)]
+        if not names:
+            return
+        try:
+            block = np.array([readings[name] for name in names], float)
+        except (ValueError, TypeError):
+            block = self._judged([readings[name] for name in names])
+        places = np.array([_PLACE[name] for name in names])
+        with np.errstate(invalid="ignore"):
+            bad = (block < _LOW[places]) | (block > _HIGH[places])
+        if bad.any():
+            of.dropped += int(bad.sum())
+            self.states[ReadingState.IMPLAUSIBLE] += int(bad.sum())
+            block[bad] = np.nan
+        self._values[places, of.rows.start : of.rows.stop] = block
+
+    def _judged(self, columns: Sequence[Sequence[Reading]]) -> Floats:
+        """Columns that hold words: each word is counted as the state it names."""
+        out = np.full((len(columns), len(columns[0])), np.nan)
+        for row, column in enumerate(columns):
+            for slot, reading in enumerate(column):
+                if isinstance(reading, str) or reading is None:
+                    self.states[worded(reading)] += 1
+                else:
+                    out[row, slot] = reading
+        return out
 
     # Read by everybody else.
 
@@ -176,7 +229,7 @@ class Store:
         place = self._written % self._capacity
         self._times[place] = now
         for name, ring in self._history.items():
-            ring[place] = self._columns[name]
+            ring[place] = self._values[_PLACE[name]]
         self._written += 1
         self._version += 1
         return Snapshot(
@@ -203,21 +256,35 @@ class Store:
             of.troubles,
             of.samples,
             of.dropped + of.links.dropped,
+            of.reader,
+            of.because,
+            of.took_ms,
+            of.skew_s,
+            of.load,
         )
 
     def _gpus(self) -> GpuTable:
-        columns = {}
-        for name, column in self._columns.items():
-            columns[name] = column.copy()
-            columns[name].flags.writeable = False
-        processes: list[tuple[Process, ...]] = []
-        for of in self._nodes.values():
-            processes += [*of.processes[: len(of.rows)], *[()] * (len(of.rows) - len(of.processes))]
-        return GpuTable(*self._labels, columns, tuple(processes))
+        values = self._values.copy()
+        values.flags.writeable = False
+        if self._processes is None:
+            of_gpus: list[tuple[Process, ...]] = []
+            for of in self._nodes.values():
+                of_gpus += [*of.processes[: len(of.rows)], *[()] * (len(of.rows) - len(of.processes))]
+            self._processes = tuple(of_gpus)
+        return GpuTable(*self._labels, self._facts, dict(zip(COLUMNS, values, strict=True)), self._processes)
 
     def _links(self) -> LinkTable:
-        nodes = [of for of in self._nodes.values() if of.links.keys]
-        keys = [key for of in nodes for key in of.links.keys]
+        nodes = [of for of in self._nodes.values() if of.links.facts]
+        if self._link_labels is None:
+            facts = [(of.name, link) for of in nodes for link in of.links.facts]
+            self._link_labels = (
+                tuple(name for name, _ in facts),
+                tuple(link.gpu for _, link in facts),
+                tuple(link.kind for _, link in facts),
+                tuple(link.name for _, link in facts),
+                tuple(state for of in nodes for state in of.links.states),
+                tuple(link.to or "" for _, link in facts),
+            )
 
         def column(name: str) -> Floats:
             parts = [getattr(of.links, name) for of in nodes]
@@ -226,10 +293,40 @@ class Store:
             return found
 
         return LinkTable(
-            tuple(of.name for of in nodes for _ in of.links.keys),
-            tuple(k[0] for k in keys),
-            tuple(k[1] for k in keys),
-            tuple(clean(k[2], 40) for k in keys),
-            tuple(s for of in nodes for s in of.links.state),
-            {"rx_gb_s": column("rx"), "tx_gb_s": column("tx"), "peak_gb_s": column("peak")},
+            *self._link_labels,
+            {
+                "rx_gb_s": column("rx"),
+                "tx_gb_s": column("tx"),
+                "peak_gb_s": column("peak"),
+                "errors": column("errors"),
+            },
         )
+
+
+def _cleaned(facts: GpuFacts) -> GpuFacts:
+    """A GPU's texts made harmless."""
+
+    def text(value: str | None, limit: int) -> str | None:
+        return None if value is None else clean(value, limit)
+
+    return msgspec.structs.replace(
+        facts,
+        name=text(facts.name, 60),
+        uuid=text(facts.uuid, 60),
+        bus_id=text(facts.bus_id, 30),
+        cpus=text(facts.cpus, 80),
+        note=text(facts.note, 120),
+        near=tuple(clean(name, 40) for name in facts.near[:16]),
+        mig=tuple(msgspec.structs.replace(m, name=clean(m.name, 40)) for m in facts.mig[:16]),
+    )
+
+
+def _by_gpu(processes: Sequence[ProcessFacts], gpus: int) -> tuple[tuple[Process, ...], ...]:
+    """The processes of each slot, their texts made harmless."""
+    out: list[list[Process]] = [[] for _ in range(gpus)]
+    for p in processes:
+        if 0 <= p.gpu < gpus and len(out[p.gpu]) < PROCESSES_A_GPU:
+            told = (p.slurm_job, p.rank, p.local_rank, p.world_size, p.cpus)
+            job, rank, local, world, cpus = (None if v is None else clean(v, 80) for v in told)
+            out[p.gpu].append(Process(p.pid, clean(p.name, 40), p.memory_mib, job, rank, local, world, cpus))
+    return tuple(tuple(of) for of in out)

@@ -19,7 +19,6 @@ class Watched:
 
     def __init__(self, gpus: int = 2, policy: str = "margin") -> None:
         self.store, self.gpus, self.now = Store([("n1", gpus)]), gpus, 0.0
-        self.sent: dict[int, float] = {}
         self.policy, self.standing = catalog.thermal_policy(policy), ()
         self.store.apply(
             "n1",
@@ -32,21 +31,22 @@ class Watched:
 
     def reads(self, celsius: list[float | None], job: dict[str, str] | None = None, **more: Any) -> tuple[Alarm, ...]:
         self.now += 1
-        gpus = [{"temperature_c": c, "throttle": more.get("throttle", 0)} for c in celsius]
-        record = {"tick": 1, "time": self.now, "gpus": gpus, "trouble": more.get("trouble"), "nics": self._sent(more)}
+        gpus = {"temperature_c": celsius, "throttle": [more.get("throttle", 0)] * len(celsius)}
+        record = {"tick": 1, "time": self.now, "gpus": gpus, "trouble": more.get("trouble"), **_sent(more)}
         self.store.apply("n1", decode(json.dumps(record).encode()), self.now)  # type: ignore[arg-type]
         return self.look(job)
-
-    def _sent(self, more: dict[str, Any]) -> list[dict[str, Any]]:
-        """Network counters that grow by `nics` GB/s each, on ports of 50 GB/s."""
-        for port, rate in enumerate(more.get("nics", ())):
-            self.sent[port] = self.sent.get(port, 0.0) + 1e9 * rate
-        return [{"name": f"mlx5_{p}", "tx_b": b, "rx_b": 0, "gbps": 400} for p, b in self.sent.items()]
 
     def look(self, job: dict[str, str] | None = None) -> tuple[Alarm, ...]:
         snapshot: Snapshot = self.store.publish(self.now)
         self.standing = alarms(snapshot, self.policy, [89.0] * self.gpus, job or {}, self.standing)
         return self.standing
+
+
+def _sent(more: dict[str, Any]) -> dict[str, Any]:
+    """`nics` GB/s sent by each, on ports of 50 GB/s."""
+    rates = more.get("nics", ())
+    links = [{"gpu": -1, "kind": "nic", "name": f"mlx5_{port}", "gb_s": 50} for port in range(len(rates))]
+    return {"links": links, "tx_mb_s": [1000 * rate for rate in rates], "rx_mb_s": [0] * len(rates)}
 
 
 def test_heat_is_measured_against_the_boards_own_slowdown_point() -> None:

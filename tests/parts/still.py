@@ -81,27 +81,24 @@ def _feed(control: Control, number: int, node: str, moment: int) -> None:
         ]
         control.store.apply(node, record(hello=1, hostname=node, driver="570.86", gpus=facts), now)
         control.store.set_state(node, NodeState.LIVE, "", now)
-    gpus = [
-        {
-            "temperature_c": round(celsius(number, slot) - 12 * 0.85**moment),
-            "memory_temperature_c": round(celsius(number, slot) + 4),
-            "power_w": 640 + slot,
-            "power_limit_w": 700,
-            "sm_clock_mhz": 1905 if (node, slot) == HOT else 1980,
-            "utilization_pct": 100,
-            "memory_used_mib": 98304,
-            "throttle": 0x20 if (node, slot) == HOT and moment > 25 else 0,
-            "nvlinks": [
-                {"link": k, "active": True, "tx_b": 1e9 * moment * (k + 1), "rx_b": 1e9 * moment} for k in (0, 1)
-            ],
-            "processes": [{"pid": 4000 + slot, "name": "python", "memory_mib": 98304}],
-        }
-        for slot in range(GPUS)
-    ]
-    nics = [
-        {"name": f"mlx5_{k}", "tx_b": 1e9 * moment * (30 + k), "rx_b": 1e9 * moment, "gbps": 400} for k in range(GPUS)
-    ]
-    control.store.apply(node, record(tick=moment + 1, time=now, gpus=gpus, nics=nics), now)
+    slots = range(GPUS)
+    gpus = {
+        "temperature_c": [round(celsius(number, slot) - 12 * 0.85**moment) for slot in slots],
+        "memory_temperature_c": [round(celsius(number, slot) + 4) for slot in slots],
+        "power_w": [640 + slot for slot in slots],
+        "power_limit_w": [700] * GPUS,
+        "sm_clock_mhz": [1905 if (node, slot) == HOT else 1980 for slot in slots],
+        "utilization_pct": [100] * GPUS,
+        "memory_used_mib": [98304] * GPUS,
+        "throttle": [0x20 if (node, slot) == HOT and moment > 25 else 0 for slot in slots],
+    }
+    links = [{"gpu": slot, "kind": "nvlink", "name": f"NVLink {k}"} for slot in slots for k in (0, 1)]
+    links += [{"gpu": -1, "kind": "nic", "name": f"mlx5_{k}", "gb_s": 50} for k in slots]
+    rx = [1000] * 2 * GPUS + [1000] * GPUS
+    tx = [1000 * (k + 1) for _ in slots for k in (0, 1)] + [1000 * (30 + k) for k in slots]
+    processes = [{"gpu": slot, "pid": 4000 + slot, "name": "python", "memory_mib": 98304} for slot in slots]
+    told = {"links": links, "processes": processes} if moment == 0 else {}
+    control.store.apply(node, record(tick=moment + 1, time=now, gpus=gpus, rx_mb_s=rx, tx_mb_s=tx, **told), now)
 
 
 def _job(nodes: list[str]) -> JobStatus:

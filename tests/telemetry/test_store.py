@@ -26,7 +26,8 @@ def hello(gpus: int = 2, **more: Any) -> Hello:
 
 
 def tick(gpus: list[dict[str, Any]], at: float = 0.0, **more: Any) -> Tick:
-    record = decode(json.dumps({"tick": 1, "time": at, "gpus": gpus, **more}).encode())
+    columns = {name: [gpu.get(name) for gpu in gpus] for gpu in gpus for name in gpu}
+    record = decode(json.dumps({"tick": 1, "time": at, "gpus": columns, **more}).encode())
     assert isinstance(record, Tick)
     return record
 

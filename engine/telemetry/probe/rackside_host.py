@@ -1,0 +1,264 @@
+"""The node as the probe may touch it: files, programs, clocks, its network ports. Python 3.6 or newer.
+
+Another host may stand in with the same methods: everything else of the probe reaches the world through one.
+"""
+
+import fcntl
+import getpass
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+HUNG_S = 30.0
+JOB_KEYS = {"SLURM_JOB_ID": "slurm_job", "RANK": "rank", "LOCAL_RANK": "local_rank", "WORLD_SIZE": "world_size"}
+JOB_KEYS.update(OMPI_COMM_WORLD_RANK="rank", OMPI_COMM_WORLD_LOCAL_RANK="local_rank", SLURM_PROCID="rank")
+JOB_KEYS.update(OMPI_COMM_WORLD_SIZE="world_size", SLURM_LOCALID="local_rank", SLURM_NTASKS="world_size")
+# What the launcher itself gives its workers comes before what it was given.
+JOB_ORDER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID")
+IB_ERRORS = ("symbol_error", "link_downed", "port_rcv_errors")
+
+
+class System(object):
+    """What the kernel tells of a node, from its files: `read`, `list` and `real` are the host's."""
+
+    sample_s = 0.1
+    """Seconds between two readings of power within a tick."""
+
+    def place_of(self, bus):
+        """A PCI device's NUMA node, the CPUs there, and the network ports that are closest to it."""
+        if not bus:
+            return {}
+        domain, _, rest = bus.lower().partition(":")
+        device = "/sys/bus/pci/devices/%s:%s" % (domain[-4:], rest)
+        node = self.whole(device + "/numa_node")
+        cpus = (self.read("/sys/devices/system/node/node%d/cpulist" % node) or "").strip() if node is not None else ""
+        return {"numa_node": node if cpus else None, "cpus": cpus or None, "near": self._near(self.real(device), node)}
+
+    def _near(self, path, node):
+        """InfiniBand ports under the same switch or root as a PCI path; else those of the same NUMA node."""
+        found, same = [], []
+        for name in self.list("/sys/class/infiniband"):
+            base = "/sys/class/infiniband/%s/device" % name
+            shared = len(os.path.commonpath([path, self.real(base)]).split("/"))
+            found.append((shared, name))
+            if node is not None and node >= 0 and self.whole(base + "/numa_node") == node:
+                same.append(name)
+        best = max([shared for shared, _ in found] or [0])
+        # /sys/devices/pci0000:00 is the root: ports that share no more than /sys/devices are not near.
+        return [name for shared, name in found if shared == best] if best > 3 else same
+
+    def ports(self):
+        """(facts, received bytes, sent bytes, errors or None) of InfiniBand ports, whose counters are words of four
+        bytes, and of physical Ethernet ports."""
+        out = []
+        for device in self.list("/sys/class/infiniband"):
+            for port in self.list("/sys/class/infiniband/%s/ports" % device):
+                base = "/sys/class/infiniband/%s/ports/%s/" % (device, port)
+                state, rate = self.read(base + "state") or "", (self.read(base + "rate") or "").split()
+                gbps = number_of(rate[0]) if rate else None
+                facts = {"gpu": -1, "kind": "nic", "name": device if port == "1" else "%s/%s" % (device, port)}
+                facts["state"] = "unknown" if not state else "active" if "ACTIVE" in state else "inactive"
+                facts["gb_s"] = gbps / 8 if gbps else None
+                counts = [self.whole(base + "counters/port_%s_data" % way) for way in ("rcv", "xmit")]
+                errors = [self.whole(base + "counters/" + name) for name in IB_ERRORS]
+                known = [e for e in errors if e is not None]
+                words = [None if c is None else 4 * c for c in counts]
+                out.append((facts, words[0], words[1], sum(known) if known else None))
+        for name in self.list("/sys/class/net"):
+            base = "/sys/class/net/%s/" % name
+            if not self.list(base + "device") or self.list(base + "device/infiniband"):
+                continue  # virtual, or the IP face of an InfiniBand port counted above
+            speed, up = self.whole(base + "speed"), (self.read(base + "operstate") or "").strip()
+            facts = {"gpu": -1, "kind": "nic", "name": name, "state": "active" if up == "up" else "inactive"}
+            facts["gb_s"] = speed / 8000.0 if speed and speed > 0 else None
+            out.append(
+                (facts, self.whole(base + "statistics/rx_bytes"), self.whole(base + "statistics/tx_bytes"), None)
+            )
+        return out
+
+    def process(self, pid):
+        """A process's name, the job that its environment names, and the CPUs it may run on."""
+        found = {"name": (self.read("/proc/%d/comm" % pid) or "").strip()}
+        values = {}
+        for item in (self.read("/proc/%d/environ" % pid) or "").split("\0"):
+            key, _, value = item.partition("=")
+            if key in JOB_KEYS:
+                values[key] = value[:40]
+        for key in sorted(values, key=lambda k: k in JOB_ORDER):
+            found[JOB_KEYS[key]] = values[key]
+        for line in (self.read("/proc/%d/status" % pid) or "").splitlines():
+            if line.startswith("Cpus_allowed_list:"):
+                found["cpus"] = line.partition(":")[2].strip()
+        return found
+
+    def load(self):
+        words = (self.read("/proc/loadavg") or "").split()
+        return number_of(words[0]) if words else None
+
+    def whole(self, path):
+        """The whole number a file holds; None when there is none."""
+        try:
+            return int(self.read(path))
+        except (TypeError, ValueError):
+            return None
+
+
+class Host(System):
+    """The real node."""
+
+    def __init__(self, nvml, nvml_error=""):
+        self.nvml, self.nvml_error = nvml, nvml_error
+        self._claim = None
+
+    def claim(self, console):
+        """Be the one probe of this console on this node; a sentence when that cannot be.
+
+        A probe of the same console that is still there has lost its connection and is asked to end. One that no longer
+        moves hangs in the driver: nothing is started beside it.
+        """
+        place = self._own_directory()
+        if place is None:
+            return ""
+        for name in self.list(place):
+            path = os.path.join(place, name)
+            if name.startswith("probe-") and not self._cleared(path, name == "probe-%s.lock" % console):
+                held = "%.0f s" % (self.time() - os.stat(path).st_mtime)
+                return "an earlier probe (%s) hangs in the driver since %s: none is started beside it" % (name, held)
+        try:
+            # Open as long as the probe runs: the kernel lets go of the lock whatever ends it.
+            self._claim = open(os.path.join(place, "probe-%s.lock" % console), "a+")  # noqa: SIM115
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._claim.truncate(0)
+            self._claim.write("%d\n" % os.getpid())
+            self._claim.flush()
+        except (OSError, IOError):
+            return "another probe of this console runs on this node already"
+        return ""
+
+    def _cleared(self, path, ours):
+        """Whether nothing stands in the way at a lock: nobody holds it, or somebody who is well or could be ended."""
+        try:
+            with open(path, "r") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
+                    return True
+                except (OSError, IOError):
+                    pid = number_of(file.readline())
+                    if not ours:
+                        return self.time() - os.stat(path).st_mtime < HUNG_S
+            return self._end(pid, path)
+        except (OSError, IOError):
+            return True
+
+    def _end(self, pid, path):
+        """Ask a probe of ours to end, and wait until its lock is free."""
+        if not pid or pid == os.getpid():
+            return False
+        os.kill(int(pid), signal.SIGTERM)
+        for _ in range(60):
+            with open(path, "r") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                except (OSError, IOError):
+                    time.sleep(0.05)
+        return False
+
+    def alive(self):
+        """Leave a sign that this probe still moves."""
+        if self._claim is not None:
+            try:
+                os.utime(self._claim.name, None)
+            except (OSError, IOError):
+                pass
+
+    def _own_directory(self):
+        place = "/tmp/rackside-%d" % os.getuid()
+        try:
+            if not os.path.isdir(place):
+                os.mkdir(place, 0o700)
+            found = os.lstat(place)
+            return place if found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) else None
+        except OSError:
+            return None
+
+    def read(self, path):
+        try:
+            with open(path, "rb") as file:
+                return file.read(65536).decode("utf-8", "replace")
+        except (OSError, IOError):
+            return None
+
+    def list(self, path):
+        try:
+            return sorted(os.listdir(path))
+        except OSError:
+            return []
+
+    def real(self, path):
+        return os.path.realpath(path)
+
+    def hostname(self):
+        return socket.gethostname()
+
+    def python(self):
+        return "%d.%d.%d" % sys.version_info[:3]
+
+    def user(self):
+        try:
+            return getpass.getuser()
+        except Exception:
+            return "USER"
+
+    def is_root(self):
+        return os.geteuid() == 0
+
+    def time(self):
+        return time.time()
+
+    def monotonic(self):
+        return time.monotonic()
+
+    def hook_sockets(self):
+        """Sockets of training jobs under our own directory; others' are none of our business."""
+        runtime, out = os.environ.get("XDG_RUNTIME_DIR"), []
+        places = [os.environ.get("RACKSIDE_HOOK_DIR"), "/run/user/%d/rackside" % os.getuid()]
+        places += [os.path.join(runtime, "rackside") if runtime else None, "/tmp/rackside-%d" % os.getuid()]
+        for place in dict.fromkeys(p for p in places if p):
+            try:
+                if os.lstat(place).st_uid != os.getuid():
+                    continue
+            except OSError:
+                continue
+            for name in self.list(place):
+                path = os.path.join(place, name)
+                try:
+                    if name.endswith(".sock") and stat.S_ISSOCK(os.lstat(path).st_mode):
+                        out.append(path)
+                except OSError:
+                    pass
+        return out
+
+    def run(self, argv, timeout_s):
+        """Run a program without a shell: (exit status, what it said)."""
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s
+            )
+            return done.returncode, done.stdout.decode("utf-8", "replace")
+        except subprocess.TimeoutExpired:
+            return 124, "no answer within %d s" % timeout_s
+        except OSError as error:
+            return 127, str(error)
+
+
+def number_of(value):
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
