@@ -1,0 +1,1 @@
+"""What the tools of a node print, as values: text in, readings out."""
