@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -23,13 +25,37 @@ MOST = 4096
 """Links of one node that are taken; no node has more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What links are called, a column each, in their order."""
+
+    gpu: tuple[int, ...]
+    kind: tuple[str, ...]
+    name: tuple[str, ...]
+    state: tuple[str, ...]
+    to: tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def _known(told: tuple[LinkFacts, ...]) -> tuple[tuple[LinkFacts, ...], Labels]:
+    """Links made harmless, and their labels. Nodes of one kind have the same links: they share one value."""
+    facts = tuple(_cleaned(link) for link in told)
+    return facts, Labels(
+        tuple(f.gpu for f in facts),
+        tuple(f.kind for f in facts),
+        tuple(f.name for f in facts),
+        tuple(_state(f) for f in facts),
+        tuple(f.to or "" for f in facts),
+    )
+
+
 class NodeLinks:
     """The links of one node. `rx` and `tx` in GB/s, `errors` since the driver started; NaN where none is known."""
 
     def __init__(self) -> None:
         self.facts: tuple[LinkFacts, ...] = ()
-        self.states: tuple[str, ...] = ()
-        self.peak = self.rx = self.tx = self.errors = np.zeros(0)
+        self.labels = Labels((), (), (), (), ())
+        self.peak = self.most = self.rx = self.tx = self.errors = np.zeros(0)
         self.dropped = 0
 
     def clear(self) -> None:
@@ -40,30 +66,30 @@ class NodeLinks:
         """Take a tick's rates; True when the links themselves changed."""
         changed = tick.links is not None
         if tick.links is not None:
-            self.facts = tuple(_cleaned(link) for link in tick.links[:MOST])
-            self.states = tuple(_state(link) for link in self.facts)
+            self.facts, self.labels = _known(tick.links[:MOST])
             self.peak = np.array([link.gb_s or link.best_gb_s or math.nan for link in self.facts], float)
+            self.most = np.nan_to_num(self.peak * SLACK, nan=math.inf)
             self.errors = np.full(len(self.facts), np.nan)
-        self.rx, self.tx = self._rates(tick.rx_mb_s), self._rates(tick.tx_mb_s)
+        self.rx, self.tx = self._rates(tick)
         if tick.link_errors is not None:
-            self.errors = self._aligned(tick.link_errors)
+            known = len(tick.link_errors) == len(self.facts)
+            self.errors = np.array(tick.link_errors if known else [np.nan] * len(self.facts), float)
         return changed
 
-    def _aligned(self, values: list[float | None]) -> Floats:
-        """One value a link; a list of another length speaks of other links and is not taken."""
-        if len(values) != len(self.facts):
-            return np.full(len(self.facts), np.nan)
-        return np.array(values, float)
-
-    def _rates(self, mb_s: list[float | None]) -> Floats:
-        """Rates within what the link can carry, GB/s; others become NaN and are counted."""
-        rate = self._aligned(mb_s) / 1000
+    def _rates(self, tick: Tick) -> Floats:
+        """Received and sent, GB/s, within what the links can carry; others become NaN and are counted. Lists of another
+        length speak of other links and are not taken."""
+        count = len(self.facts)
+        if len(tick.rx_mb_s) != count or len(tick.tx_mb_s) != count:
+            return np.full((2, count), np.nan)
+        rates = np.array((tick.rx_mb_s, tick.tx_mb_s), float)
+        rates *= 1e-3
         with np.errstate(invalid="ignore"):
-            bad = (rate < 0) | (rate > self.peak * SLACK)
+            bad = (rates < 0) | (rates > self.most)
         if bad.any():
             self.dropped += int(bad.sum())
-            rate[bad] = np.nan
-        return rate
+            rates[bad] = np.nan
+        return rates
 
 
 def _state(link: LinkFacts) -> str:

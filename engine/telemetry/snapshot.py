@@ -66,7 +66,7 @@ class NodeState(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """One node. `rows` are its rows in the GPU table; times in unix seconds; `dropped` counts implausible readings.
-    `reader` is what reads its GPUs and `because` why nothing better does; `took_ms` its last sample's own time, and
+    `missed` counts ticks that the node numbered and that never came; `reader` is what reads its GPUs and `because` why nothing better does; `took_ms` its last sample's own time, and
     `skew_s` how far its clock is ahead of this machine's, the way's delay in it."""
 
     name: str
@@ -86,6 +86,7 @@ class NodeStatus:
     took_ms: float = math.nan
     skew_s: float = math.nan
     load: float = math.nan
+    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

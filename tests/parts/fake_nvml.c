@@ -160,3 +160,40 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t *d, unsigned int *count, pr
     out[0].pid = (unsigned int)pid; out[0].usedGpuMemory = (unsigned long long)used; *count = 1;
     return 0;
 }
+int nvmlDeviceGetPersistenceMode(device_t *d, unsigned int *out) { return whole(d, "persistence", out); }
+int nvmlDeviceGetCurrPcieLinkWidth(device_t *d, unsigned int *out) { int r = whole(d, "pcie_width_now", out); return r == 3 ? whole(d, "pcie_width", out) : r; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(device_t *d, unsigned int link, unsigned int *out) { (void)link; return whole(d, "nvlink_to", out); }
+int nvmlDeviceGetIndex(device_t *d, unsigned int *out) { *out = (unsigned int)d->index; return 0; }
+
+/* MIG: "gpu0.mig 2" gives GPU 0 two instances, whose readings stand under gpu8 and gpu9 (and so on, two a GPU). */
+int nvmlDeviceGetMigMode(device_t *d, unsigned int *now, unsigned int *pending) { int r = whole(d, "mig", now); *now = *pending = *now > 0; return r; }
+int nvmlDeviceGetMaxMigDeviceCount(device_t *d, unsigned int *out) { return whole(d, "mig", out); }
+int nvmlDeviceGetMigDeviceHandleByIndex(device_t *d, unsigned int place, device_t **out) {
+    unsigned int count = 0;
+    if (whole(d, "mig", &count) || place >= count || place > 1 || d->index > 3) return 6;
+    devices[8 + 2 * d->index + place].index = 8 + 2 * d->index + place;
+    *out = &devices[8 + 2 * d->index + place];
+    return 0;
+}
+int nvmlDeviceGetGpuInstanceId(device_t *d, unsigned int *out) { *out = (unsigned int)d->index; return 0; }
+int nvmlDeviceGetComputeInstanceId(device_t *d, unsigned int *out) { (void)d; *out = 0; return 0; }
+
+/* Critical events: "gpu0.xid 79" is told once. */
+typedef struct { device_t *device; unsigned long long eventType, eventData; unsigned int gpuInstanceId, computeInstanceId; } event_t;
+static double told[16];
+int nvmlEventSetCreate(void **set) { static int any; *set = &any; return 0; }
+int nvmlDeviceRegisterEvents(device_t *d, unsigned long long types, void *set) { (void)d; (void)types; (void)set; return 0; }
+int nvmlEventSetWait_v2(void *set, event_t *out, unsigned int ms) {
+    (void)set; (void)ms;
+    for (int i = 0; i < 8; i++) {
+        double xid = 0;
+        char key[64];
+        snprintf(key, sizeof key, "gpu%d.xid", i);
+        if (look(getenv("RACKSIDE_FAKE_NVML"), key, &xid, NULL, 0) || xid == told[i]) continue;
+        told[i] = xid;
+        devices[i].index = i;
+        out->device = &devices[i]; out->eventType = 8; out->eventData = (unsigned long long)xid;
+        return 0;
+    }
+    return 10;
+}
