@@ -1,4 +1,6 @@
-"""A thousand nodes' worth of probe output behind one SSH server: `python -m engine.sim.many NODES_TICKS_AS_ARGUMENTS`.
+"""A thousand nodes' worth of probe output behind one SSH server.
+
+`python -m engine.sim.many INTERVAL_S PUBLIC_KEY HOST_KEY [PORT]` prints its port and ends with its input.
 
 Each login that asks for python3 reads the loader's framing as a node would, is greeted, and gets a tick a second: the
 records of eight GPUs, their NVLinks, PCIe ports and network ports, as long as a real node's. What they say is made up.
@@ -100,12 +102,12 @@ class Many:
         self._ticks = ticks(random.Random(1))
         self._first = json.dumps({"links": links(), "processes": []}).encode()[1:-1] + b","
 
-    async def start(self, allowed: asyncssh.SSHKey, own: asyncssh.SSHKey) -> int:
-        """Listen on a free loopback port, and say which."""
+    async def start(self, allowed: asyncssh.SSHKey, own: asyncssh.SSHKey, port: int) -> int:
+        """Listen on a loopback port (0: a free one), and say which."""
         server = await asyncssh.create_server(
             asyncssh.SSHServer,
             "127.0.0.1",
-            0,
+            port,
             server_host_keys=[own],
             authorized_client_keys=asyncssh.import_authorized_keys(allowed.export_public_key().decode()),
             process_factory=self._node,
@@ -151,11 +153,11 @@ def _line(record: dict[str, Any]) -> bytes:
     return FRAME + json.dumps(record).encode() + b"\n"
 
 
-async def _serve(interval_s: float, allowed: str, own: str) -> None:
-    port = await Many(interval_s).start(asyncssh.read_public_key(allowed), asyncssh.read_private_key(own))
-    print(port, flush=True)
+async def _serve(interval_s: float, allowed: str, own: str, port: int = 0) -> None:
+    listening = await Many(interval_s).start(asyncssh.read_public_key(allowed), asyncssh.read_private_key(own), port)
+    print(listening, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1]), sys.argv[2], sys.argv[3]))
+    asyncio.run(_serve(float(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:])))

@@ -31,8 +31,8 @@ def source_of(server: Sshd, name: str = "n1", **files: Path) -> SshSource:
 class Watched:
     """A store fed by sources; `status` publishes and looks."""
 
-    def __init__(self, names: list[str]) -> None:
-        self.store = Store([(name, 2) for name in names], INTERVAL_S)
+    def __init__(self, names: list[str], gpus: int = 2, interval_s: float = INTERVAL_S) -> None:
+        self.store = Store([(name, gpus) for name in names], interval_s)
 
     def snapshot(self) -> Snapshot:
         return self.store.publish(time.time())
@@ -54,8 +54,8 @@ class Watched:
 
 
 @asynccontextmanager
-async def polled(*sources: SshSource) -> AsyncIterator[Watched]:
-    watched = Watched([s.name for s in sources])
+async def polled(*sources: SshSource, gpus: int = 2, interval_s: float = INTERVAL_S) -> AsyncIterator[Watched]:
+    watched = Watched([s.name for s in sources], gpus, interval_s)
     tasks = [asyncio.create_task(s.run(watched.store)) for s in sources]
     try:
         yield watched
