@@ -190,9 +190,10 @@ class RacksideApp(App[None]):
         status = snapshot.nodes[node]
         row = status.rows[slot] if slot < len(status.rows) else None
         history = {m: self.control.store.history(m, row) for m in HISTORY_METRICS} if row is not None else {}
-        self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain)
-        scope = None if self.links_of_all else self.control.cluster.nodes[node].name
-        self.links.show(snapshot, scope, self.plain)
+        name = self.control.cluster.nodes[node].name
+        role = self.control.roles().get((name, slot))
+        self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, role.text() if role else "")
+        self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried())
 
     def _draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time

@@ -79,9 +79,12 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--model", required=True, metavar="M")
     compare.add_argument("--cluster", required=True, action="append", metavar="C", help="may be given several times")
     compare.add_argument("--json", action="store_true", help="one JSON list")
-    export = commands.add_parser("export", help="a plan in a training framework's words")
-    export.add_argument("plan", metavar="PLAN", help="a built-in plan, or a file")
-    export.add_argument("--to", required=True, choices=["yaml", "megatron", "nemo", "torchtitan", "deepspeed"])
+    export = commands.add_parser("export", help="a plan in a training framework's words, or a Prometheus scrape target")
+    export.add_argument("plan", nargs="?", metavar="PLAN", help="a built-in plan, or a file")
+    export.add_argument("--to", choices=["yaml", "megatron", "nemo", "torchtitan", "deepspeed"])
+    export.add_argument("--prometheus", action="store_true", help="instead: serve what the console would show")
+    export.add_argument("--cluster", metavar="C", help="--prometheus: an inventory file")
+    export.add_argument("--listen", metavar="HOST:PORT", help="--prometheus: default: 127.0.0.1:9464")
     imported = commands.add_parser("import", help="a framework's launch words as a plan, predicted on a cluster")
     imported.add_argument("--cluster", metavar="C", help="predict it there; without, print the plan")
     imported.add_argument("--model", metavar="M", help="where the words do not tell the model's shape")
@@ -119,11 +122,23 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--json", action="store_true", help="one JSON object")
     card = commands.add_parser("reportcard", help="the source text's figures beside the model's own")
     card.add_argument("--json", action="store_true", help="one JSON list")
+    for name, words in (("poll", "what every GPU reads, printed"), ("doctor", "what works on each node, and what not")):
+        nodes = commands.add_parser(name, help=words)
+        nodes.add_argument("--cluster", required=True, metavar="FILE", help="an inventory file")
+        nodes.add_argument("--wait", type=_count, default=20, metavar="S", help="longest look; default: %(default)s")
+        nodes.add_argument("--json", action="store_true", help="one JSON list")
+        if name == "poll":
+            nodes.add_argument("--once", action="store_true", help="once, instead of until it is stopped")
     bench = commands.add_parser("bench", help="how fast it is on this machine")
     bench.add_argument(
-        "what", choices=["predict", "plans", "forecast"], help="one prediction, a search of the space, or the twin"
+        "what",
+        choices=["predict", "plans", "forecast", "poll", "prometheus"],
+        help="one prediction, a search of the space, the twin, or telemetry over SSH or through a Prometheus",
     )
     bench.add_argument("--seed", type=_count, metavar="N", help="forecast: repeat an earlier run")
+    bench.add_argument("--nodes", type=_count, default=1024, metavar="N", help="poll: default: %(default)s")
+    bench.add_argument("--seconds", type=_count, default=20, metavar="S", help="poll: default: %(default)s")
+    bench.add_argument("--gpus", type=_count, default=8192, metavar="N", help="prometheus: default: %(default)s")
     bench.add_argument("--json", action="store_true", help="one JSON object")
     commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
     profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
@@ -240,6 +255,27 @@ def _heat(given: Any) -> int:
     return run(given)
 
 
+def _nodes(given: Any) -> int:
+    from tui import nodes
+
+    run: Callable[[Any], int] = getattr(nodes, given.command)
+    return run(given)
+
+
+def _export(given: Any) -> int:
+    from engine.profile import ProfileError
+
+    if given.prometheus:
+        if given.plan or given.to:
+            raise ProfileError("--prometheus serves a cluster; it takes no plan and no --to.")
+        from tui import scrape
+
+        return scrape.export(given)
+    if given.plan is None or given.to is None or given.cluster or given.listen:
+        raise ProfileError("export takes a PLAN and --to, or --prometheus and --cluster. See rackside export --help.")
+    return _planning(given)
+
+
 def _hook(given: Any) -> int:
     from pathlib import Path
 
@@ -300,7 +336,9 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "plan": _planning,
     "compare": _planning,
     "sweep": _planning,
-    "export": _planning,
+    "export": _export,
+    "poll": _nodes,
+    "doctor": _nodes,
     "import": _planning,
     "validate": _offline,
     "calibrate": _offline,

@@ -176,6 +176,19 @@ def bench(given: Any) -> int:
         tried = trials.forecasts(given.seed)
         print(printed(tried) if given.json else trials.text(tried))
         return 0
+    if given.what == "poll":
+        from engine.control import bench_poll
+        from tui.many import polled as poll_many
+
+        polled = poll_many(given.nodes, given.seconds)
+        print(printed(polled) if given.json else bench_poll.text(polled))
+        return 0
+    if given.what == "prometheus":
+        from engine.control import bench_prometheus
+
+        timed = bench_prometheus.reading(given.gpus)
+        print(printed(timed) if given.json else bench_prometheus.text(timed))
+        return 0
     found = plans() if given.what == "plans" else predictions()
     if given.json:
         print(printed(found))

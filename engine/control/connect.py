@@ -1,4 +1,5 @@
-"""From an inventory to its sources: SSH for remote nodes, a process of its own for this machine."""
+"""From an inventory to its sources: SSH for remote nodes, a process of its own for this machine, and Prometheus for
+nodes without an address."""
 
 from __future__ import annotations
 
@@ -12,15 +13,19 @@ from engine.telemetry.source import NodeSource
 def sources(cluster: Cluster) -> dict[str, NodeSource]:
     """One source a node, by name. ProfileError when the inventory does not say how to reach one."""
     lost = [n.name for n in cluster.nodes if not n.ssh and not n.local]
-    if lost:
+    if lost and cluster.prometheus is None:
         raise ProfileError(
             f"{cluster.name}: {', '.join(lost[:4])} {'has' if len(lost) == 1 else 'have'} no address: give each node "
-            'ssh: "user@host" (or local: true for this machine). Built-in clusters without addresses are for '
-            f"planning; rackside demo --cluster {cluster.name} simulates one."
+            'ssh: "user@host" (or local: true for this machine), or the cluster a prometheus: block. Built-in clusters '
+            f"without addresses are for planning; rackside demo --cluster {cluster.name} simulates one."
         )
     found: dict[str, NodeSource] = {
         n.name: LocalSource(n.name, cluster.poll_interval_s) for n in cluster.nodes if n.local
     }
+    if lost and cluster.prometheus is not None:
+        from engine.telemetry import prometheus
+
+        found |= prometheus.sources(cluster, cluster.prometheus)
     if len(found) < len(cluster.nodes):
         found |= _over_ssh(cluster)
     return {n.name: found[n.name] for n in cluster.nodes}

@@ -22,6 +22,7 @@ from engine.control.conditions import conditions
 from engine.control.dispatch import Dispatch
 from engine.control.events import Event, JobChanged, Published, TicketChanged
 from engine.control.jobs import Jobs
+from engine.control.roles import Role, carried, roles
 from engine.control.watch import Watch, on_snapshot
 from engine.job.status import JobStatus
 from engine.plan.compare import Compared, alternatives
@@ -63,6 +64,9 @@ class Control:
         self._audit, self._audit_trouble = audit, ""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._acting: set[asyncio.Task[None]] = set()
+        self._placed: tuple[object, ...] | None = None
+        self._roles: dict[tuple[str, int], Role] = {}
+        self._carried: dict[tuple[str, int | str], str] = {}
         self.watch = Watch(cluster)
         self._slowdown_c = [
             cluster.device_of(n).temperature_c.slowdown for n in cluster.nodes for _ in range(cluster.type_of(n).gpus)
@@ -139,6 +143,24 @@ class Control:
         if last is None or last.before is None:
             return None
         return propose.undo(last.proposal, last.before, last.id, self._rack(), self._load())
+
+    def roles(self) -> dict[tuple[str, int], Role]:
+        """What the current job has on each (node, slot)."""
+        self._place_job()
+        return self._roles
+
+    def carried(self) -> dict[tuple[str, int | str], str]:
+        """Whose traffic goes over each GPU's links and each network port."""
+        self._place_job()
+        return self._carried
+
+    def _place_job(self) -> None:
+        """Work out who runs where, again only when the processes, the GPUs or the job changed."""
+        gpus, job = self.snapshot.gpus, self.jobs.current
+        known = (gpus.processes, gpus.facts, job.plan if job else None)
+        if self._placed is None or any(a is not b for a, b in zip(known, self._placed, strict=True)):
+            self._placed, self._roles = known, roles(self.cluster, self.snapshot, job)
+            self._carried = carried(self.cluster, self.snapshot, self._roles)
 
     def conditions(self) -> Conditions:
         """This minute's limits, clocks, links and warmth of the rack."""

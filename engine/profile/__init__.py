@@ -1,6 +1,6 @@
 """What exists: devices, node types, clusters, models, plans and policies as typed, frozen values."""
 
-from engine.profile.cluster import Cluster, Inlet, Network, Node, Price, Ssh, SshAddress, parse_address
+from engine.profile.cluster import Cluster, Inlet, Network, Node, Price, Prometheus, Ssh, SshAddress, parse_address
 from engine.profile.document import ProfileError
 from engine.profile.hardware import Cooling, Curve, Device, NodeType
 from engine.profile.model import Model
@@ -24,6 +24,7 @@ __all__ = [
     "Policy",
     "Price",
     "ProfileError",
+    "Prometheus",
     "Ssh",
     "SshAddress",
     "Stack",

@@ -7,9 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from engine.profile import cluster as cluster_file
 from engine.profile import document, policy
-from engine.profile.cluster import Cluster, ClusterFile
+from engine.profile.cluster import Cluster, ClusterFile, Prometheus
 from engine.profile.document import ProfileError
 from engine.profile.hardware import Device, NodeType
 from engine.profile.model import Model
@@ -150,4 +152,14 @@ def assemble(file: ClusterFile, path: Path) -> Cluster:
         network=file.network,
         inlet=file.inlet,
         price=file.price,
+        prometheus=_beside(file.prometheus, beside),
     )
+
+
+def _beside(found: Prometheus | None, folder: Path) -> Prometheus | None:
+    """The same with its files found: relative paths start from the inventory's folder."""
+    if found is None:
+        return None
+    names = {key: getattr(found, key) for key in ("metrics", "token_file", "ca_file")}
+    paths = {key: str(folder / Path(name).expanduser()) for key, name in names.items() if name}
+    return msgspec.structs.replace(found, **paths)

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from engine.profile.document import ProfileError, Record
 from engine.profile.hardware import Device, NodeType, Positive
+from engine.profile.metrics import LabelName
 
 
 class SshAddress(Record, frozen=True):
@@ -61,6 +62,25 @@ class Ssh(Record, frozen=True):
     jump: str | None = None
 
 
+class Prometheus(Record, frozen=True):
+    """A Prometheus-compatible API that reads the nodes which have no address of their own. `metrics` is a file such as
+    profiles/metrics/prometheus.yaml; the labels override those in it. A value of `matchers` that begins with ~ is a
+    regular expression. The secret, in `token_file` or in the environment variable `token_env`, is a bearer token, or
+    the password of `user`. `org` is the tenant; `step_s` how far apart samples are, seconds."""
+
+    url: Annotated[str, Meta(pattern="^https?://[^\\s@?#]+$", max_length=500)]
+    metrics: str | None = None
+    node_label: LabelName | None = None
+    gpu_label: LabelName | None = None
+    matchers: dict[LabelName, str] = {}
+    user: Annotated[str, Meta(pattern="^[^\\x00-\\x1f:]*$")] | None = None
+    token_file: str | None = None
+    token_env: str | None = None
+    ca_file: str | None = None
+    org: Annotated[str, Meta(pattern="^[\\x21-\\x7e]+$")] | None = None
+    step_s: Annotated[float, Meta(ge=1, le=300)] = 15.0
+
+
 class Network(Record, frozen=True):
     """Overrides the node type's ports: what one node reaches outside, Gbit/s in all. Above a leaf switch
     of `leaf_nodes` nodes `spine_share` of it is left."""
@@ -90,6 +110,7 @@ class ClusterFile(Record, frozen=True):
     name: str
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1)]
     ssh: Ssh = Ssh()
+    prometheus: Prometheus | None = None
     poll_interval_s: Annotated[float, Meta(ge=0.1, le=60)] = 1.0
     network: Network | None = None
     inlet: Inlet = Inlet()
@@ -108,6 +129,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     network: Network | None
     inlet: Inlet
     price: Price
+    prometheus: Prometheus | None = None
 
     def type_of(self, node: Node) -> NodeType:
         return self.types[node.type]
@@ -159,6 +181,8 @@ def parse_address(text: str) -> SshAddress:
 
 def check(file: ClusterFile, heights: dict[str, int], label: str) -> None:
     """What types alone cannot say: names once, places free, one way to reach each node."""
+    if file.prometheus and file.prometheus.token_file and file.prometheus.token_env:
+        raise ProfileError(f"{label}: prometheus: token_file and token_env are both given; keep one.")
     seen: set[str] = set()
     filled: dict[tuple[str, int], str] = {}
     for node in file.nodes:

@@ -130,6 +130,10 @@ class Store:
             of.hooks, of.processes, of.troubles = (), (), ()
             self._processes = None
 
+    def expect(self, node: str, interval_s: float) -> None:
+        """How far apart a node's samples come, where that is not the store's own interval."""
+        self._nodes[node].interval_s = interval_s
+
     def apply(self, node: str, record: Hello | Tick, now: float) -> None:
         """Take a greeting or a sample."""
         if isinstance(record, Hello):
@@ -139,8 +143,8 @@ class Store:
 
     def backfill(self, times: Floats, columns: Mapping[str, Floats]) -> None:
         """History from before the first snapshot: `times` (t,) in unix seconds, oldest first, and for each metric of
-        HISTORY_METRICS an array (t, rows). Nothing happens once something was published."""
-        if self._version or not len(times):
+        HISTORY_METRICS an array (t, rows). Nothing happens once a node has told something."""
+        if not len(times) or any(of.samples for of in self._nodes.values()):
             return
         kept = min(len(times), self._capacity)
         self._times[:kept] = times[-kept:]

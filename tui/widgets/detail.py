@@ -18,14 +18,31 @@ History = dict[str, tuple[Floats, Floats]]
 class Detail(Pane):
     """`show` draws one GPU; nothing is kept."""
 
-    def show(self, cluster: Cluster, snapshot: Snapshot, node: int, slot: int, history: History, plain: bool) -> None:
-        """`history` maps temperature_c, power_w and sm_clock_mhz to (times, values), oldest first."""
+    def show(
+        self,
+        cluster: Cluster,
+        snapshot: Snapshot,
+        node: int,
+        slot: int,
+        history: History,
+        plain: bool,
+        role: str = "",
+    ) -> None:
+        """`history` maps temperature_c, power_w and sm_clock_mhz to (times, values), oldest first; `role` is what the
+        running job has there."""
         width = max(20, (self.size.width or 40) - 2)
-        self.draw(detail(cluster, snapshot, node, slot, history, width, plain))
+        self.draw(detail(cluster, snapshot, node, slot, history, width, plain, role))
 
 
 def detail(
-    cluster: Cluster, snapshot: Snapshot, node: int, slot: int, history: History, width: int, plain: bool
+    cluster: Cluster,
+    snapshot: Snapshot,
+    node: int,
+    slot: int,
+    history: History,
+    width: int,
+    plain: bool,
+    role: str = "",
 ) -> Text:
     """The text of the pane."""
     profile, status = cluster.nodes[node], snapshot.nodes[node]
@@ -46,6 +63,10 @@ def detail(
         return float(table[name][row])
 
     text.append(f"{table.name[row] or DASH}\n", "dim")
+    if role:
+        text.append(f"{role}\n", "bold")
+    if table.facts[row].note:
+        text.append(f"{table.facts[row].note}\n", "dim")
     own = value("slowdown_c")
     slowdown = own if not np.isnan(own) else cluster.device_of(profile).temperature_c.slowdown
     margin = slowdown - value("temperature_c")

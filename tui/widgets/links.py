@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from rich.text import Text
 
@@ -12,18 +14,24 @@ from tui.widgets.plot import Floats, bar
 
 CONTENDED = 0.70
 IDLE = 0.15
+WIDE = 66
+"""Columns from which a row has room to say whose traffic it carries."""
+
+Carried = Mapping[tuple[str, int | str], str]
 
 
 class Links(Pane):
     """`show` draws the links of the whole cluster, or of one node."""
 
-    def show(self, snapshot: Snapshot, node: str | None, plain: bool) -> None:
-        """`node` limits the list to one node."""
+    def show(self, snapshot: Snapshot, node: str | None, plain: bool, carried: Carried) -> None:
+        """`node` limits the list to one node; `carried` says whose traffic goes over a GPU's links or a port."""
         size = self.size
-        self.draw(links(snapshot, node, max(30, size.width or 60), max(4, size.height or 20), plain))
+        self.draw(links(snapshot, node, max(30, size.width or 60), max(4, size.height or 20), plain, carried))
 
 
-def links(snapshot: Snapshot, node: str | None, width: int, height: int, plain: bool) -> Text:
+def links(
+    snapshot: Snapshot, node: str | None, width: int, height: int, plain: bool, carried: Carried | None = None
+) -> Text:
     """The text of the pane: links of one kind and GPU added up, sorted by share of their peak."""
     table, text = snapshot.links, Text(no_wrap=True)
     text.append(f"Links{' of ' + node if node else ''}, GB/s each way\n", "bold")
@@ -35,23 +43,36 @@ def links(snapshot: Snapshot, node: str | None, width: int, height: int, plain: 
     if not groups:
         text.append("No link is read yet: a node's NVLink, PCIe and network counters appear here.\n", "dim")
         return text
-    rows = sorted((_sum(snapshot, *key, members) for key, members in groups.items()), key=lambda r: -r[0])
+    whose = {key: _whose(snapshot, key, members[0], carried or {}) for key, members in groups.items()}
+    rows = sorted(
+        ((*_sum(snapshot, *key, members), whose[key]) for key, members in groups.items()), key=lambda r: -r[0]
+    )
     shares = np.array([r[0] for r in rows])
     if (shares > CONTENDED).any() and (shares < IDLE).any():
         text.append(
             f"{(shares < IDLE).sum()} links idle beside {(shares > CONTENDED).sum()} contended ones\n", "yellow"
         )
-    body, fit = width - 42, height - text.plain.count("\n")
+    named = width >= WIDE and any(whose.values())
+    body, fit = width - 42 - (14 if named else 0), height - text.plain.count("\n")
     fit = fit if len(rows) <= fit else fit - 1
-    for share, label, rx, tx, peak, state in rows[:fit]:
+    for share, label, rx, tx, peak, state, who in rows[:fit]:
         mark = "!" if share > CONTENDED else " "
         text.append(f"{label:<19.19}{mark}", "bold yellow" if share > CONTENDED else "")
         text.append(bar(max(share, 0.0) if share >= 0 else float("nan"), max(4, min(20, body)), plain))
         text.append(f" {number(rx, 1):>6}/{number(tx, 1):>6} of {number(peak, 0):>4}")
+        text.append(f" {who:<13}" if named else "", "dim")
         text.append(f" {state}\n" if state else "\n", "red")
     if len(rows) > fit:
         text.append(f"... and {len(rows) - fit} more, less loaded\n", "dim")
     return text
+
+
+def _whose(snapshot: Snapshot, key: tuple[str, str, str], row: int, carried: Carried) -> str:
+    """Which parallel group's traffic a row carries; PCIe carries the host's and is nobody's."""
+    node, kind, label = key
+    if kind == "nic":
+        return carried.get((node, label), "")
+    return carried.get((node, snapshot.links.gpu[row]), "") if kind in ("nvlink", "xgmi") else ""
 
 
 def _sum(
