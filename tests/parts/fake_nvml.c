@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 /* A libnvidia-ml.so.1 for tests: the functions that the probe calls, answered from a text file that is read at every
  * call. The file is named by RACKSIDE_FAKE_NVML and holds lines of "key value", for example "gpu0.temperature 61"; a
  * value of "!15" is NVML error 15. Power limits that are set are appended to the same file's name plus ".set", and read
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct { int index; } device_t;
 typedef struct { unsigned long long total, free, used; } memory_t;
@@ -26,25 +28,42 @@ typedef struct { unsigned int pid; unsigned long long usedGpuMemory; unsigned in
 
 static device_t devices[16];
 
+/* A file's text, read again only when it changed: a call costs what NVML's would, not what opening a file does. */
+typedef struct { char path[512], *text; ino_t inode; off_t size; struct timespec changed; } kept_t;
+
+static const char *text_of(const char *path) {
+    static kept_t kept[2];
+    struct stat now;
+    if (!path || stat(path, &now)) return NULL;
+    kept_t *at = &kept[strlen(path) > 4 && !strcmp(path + strlen(path) - 4, ".set")];
+    if (!at->text || strcmp(at->path, path) || at->inode != now.st_ino || at->size != now.st_size ||
+        at->changed.tv_sec != now.st_mtim.tv_sec || at->changed.tv_nsec != now.st_mtim.tv_nsec) {
+        FILE *file = fopen(path, "r");
+        if (!file) return NULL;
+        free(at->text);
+        at->text = calloc(1, (size_t)now.st_size + 1);
+        size_t got = fread(at->text, 1, (size_t)now.st_size, file);
+        at->text[got] = 0;
+        fclose(file);
+        snprintf(at->path, sizeof at->path, "%s", path);
+        at->inode = now.st_ino; at->size = now.st_size; at->changed = now.st_mtim;
+    }
+    return at->text;
+}
+
 /* Look a key up; the last line wins. 0 and the number, the NVML error that stands there, or -1: no such key. */
 static int look(const char *path, const char *key, double *number, char *text, size_t size) {
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char line[512];
+    const char *line = text_of(path);
+    size_t long_is = strlen(key);
     int result = -1;
-    if (!file) return -1;
-    while (fgets(line, sizeof line, file)) {
-        char *space = strchr(line, ' ');
-        if (!space) continue;
-        *space = 0;
-        if (strcmp(line, key)) continue;
-        char *value = space + 1;
-        value[strcspn(value, "\n")] = 0;
+    for (; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        if (strncmp(line, key, long_is) || line[long_is] != ' ') continue;
+        const char *value = line + long_is + 1;
         if (*value == '!') { result = atoi(value + 1); continue; }
         if (number) *number = atof(value);
-        if (text) snprintf(text, size, "%s", value);
+        if (text) snprintf(text, size, "%.*s", (int)strcspn(value, "\n"), value);
         result = 0;
     }
-    fclose(file);
     return result;
 }
 
