@@ -33,9 +33,9 @@ class Audit:
         line = json.dumps(record(cluster, ticket), ensure_ascii=True) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                data = line.encode()
+                data = _whole_lines_before(handle) + line.encode()
                 while data:
                     data = data[os.write(handle, data) :]
                 os.fsync(handle)
@@ -57,6 +57,12 @@ class Audit:
                         yield entry
         except FileNotFoundError:
             return
+
+
+def _whole_lines_before(handle: int) -> bytes:
+    """A line that a full disk cut short is closed first, so that it takes no later one with it."""
+    size = os.fstat(handle).st_size
+    return b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
 
 
 def record(cluster: str, ticket: Ticket) -> dict[str, Any]:

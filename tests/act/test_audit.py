@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import resource
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,21 @@ def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     blocked.touch()
     with pytest.raises(AuditError, match=r"the audit log .* cannot be written"):
         Audit(blocked / "audit.jsonl").write("lab", TICKET)
+
+
+def test_a_disk_that_is_full_costs_the_line_that_did_not_fit_and_no_other(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    audit.write("lab", TICKET)
+    size, (soft, hard) = audit.path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, hard))
+    try:
+        with pytest.raises(AuditError, match="cannot be written"):
+            audit.write("lab", replace(TICKET, id="lost"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert audit.path.stat().st_size == size + 50, "half of it was written"
+    audit.write("lab", replace(TICKET, id="after"))
+    assert [entry["id"] for entry in audit.read()] == [TICKET.id, "after"]
 
 
 def test_no_log_yet_is_an_empty_log(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from engine.control.look import cpus_of, examine
 from engine.profile import catalog
 from engine.telemetry.reading import decode
+from engine.telemetry.snapshot import NodeState
 from engine.telemetry.store import Store
 from tests.parts.nvml import FakeNvml
 from tests.parts.sshd import Sshd, free_port
@@ -123,6 +124,26 @@ def test_a_rank_and_the_cpus_beside_its_gpu(cpus: str, wrong: bool | None, says:
     store.apply(name, decode(json.dumps(tick).encode()), 1.0)  # type: ignore[arg-type]
     found = [f for f in examine(cluster, store.publish(1.0), {})[0].findings if f.text.startswith("ranks")]
     assert [(f.wrong, f.text) for f in found] == ([] if wrong is None else [(wrong, says)])
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "says"),
+    [
+        (7200, "its clock is 7200 s ahead of this machine's"),
+        (-7200, "its clock is 7200 s behind this machine's"),
+        (1, ""),
+    ],
+)
+def test_a_clock_that_is_wrong_is_told_and_changes_no_age(ahead_s: float, says: str) -> None:
+    cluster = catalog.cluster("h100x64-400g")
+    store, name = Store([(n.name, 8) for n in cluster.nodes]), cluster.nodes[0].name
+    tick = {"tick": 1, "time": 1000.0 + ahead_s, "gpus": {"temperature_c": [50] * 8}}
+    store.apply(name, decode(json.dumps(tick).encode()), 1000.0)  # type: ignore[arg-type]
+    snapshot = store.publish(1001.0)
+    assert snapshot.nodes[0].state is NodeState.LIVE
+    assert snapshot.nodes[0].last_sample == 1000.0
+    found = [f.text for f in examine(cluster, snapshot, {})[0].findings if "clock is" in f.text]
+    assert found == ([says] if says else [])
 
 
 def test_a_process_is_found_with_its_environment_and_cpus(

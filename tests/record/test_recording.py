@@ -96,6 +96,25 @@ def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
     assert len(recording.read(path).times) >= last
 
 
+def test_a_full_disk_is_a_sentence_and_what_was_written_stays(tmp_path: Path) -> None:
+    """SQLite's own limit of pages gives the error that a full disk gives."""
+    told, path, written = seconds(tmp_path, 150), tmp_path / "run.rks", []
+    recorder = Recorder(path, "c", GPUS)
+    (pages,) = recorder._db.execute("pragma page_count").fetchone()
+    recorder._db.execute(f"pragma max_page_count = {pages + 6}")
+    for snapshot in told[:-1]:
+        try:
+            recorder.write(snapshot)
+            written.append(snapshot.time)
+        except RecordError as error:
+            assert "database or disk is full" in str(error)
+    assert 0 < len(written) < len(told) - 1
+    recorder._db.execute("pragma max_page_count = 100000")
+    recorder.write(told[-1])
+    recorder.close()
+    assert list(recording.read(path).times) == [*written, told[-1].time]
+
+
 def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "run.rks"
     Recorder(path, "c", GPUS).close()
