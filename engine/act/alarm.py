@@ -26,6 +26,15 @@ class Priority(enum.IntEnum):
     NOTICE = 3
 
 
+HEALTH = (
+    ("xid", Priority.CRITICAL, "told critical event XID {}: look it up in the driver's log"),
+    ("remap_failed", Priority.CRITICAL, "could not remap a memory row: the board is to be replaced"),
+    ("ecc_uncorrected", Priority.WARNING, "has {} uncorrected memory errors since the driver started"),
+    ("remap_pending", Priority.WARNING, "waits for a reset to remap a memory row"),
+)
+"""Counters of a board that are 0 on a good day, how urgent each is, and in what words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """`key` stays the same while the trouble lasts; `row` is the GPU's row in the snapshot or -1."""
@@ -67,6 +76,7 @@ def alarms(
     raised += _nodes(snapshot)
     raised += _heat(snapshot, policy, slowdown_c, standing)
     raised += _links(snapshot, standing)
+    raised += _health(snapshot)
     raised += [Raised(f"job:{name}", Priority.CRITICAL, text) for name, text in job_troubles.items()]
     raised += others
     found = [
@@ -124,20 +134,30 @@ def _reasons(bits: int) -> str:
     return ", ".join(name for bit, name in names.items() if bits & bit)
 
 
+def _health(snapshot: Snapshot) -> list[Raised]:
+    """What a board says of itself that somebody must act on."""
+    table, out = snapshot.gpus, []
+    for metric, priority, words in HEALTH:
+        for row in np.flatnonzero(table[metric] > 0):
+            where, value = f"{table.node[row]} GPU {table.index[row]}", int(table[metric][row])
+            text = f"{where} {words.format(value)}"
+            out.append(Raised(f"{metric}:{where}", priority, text, table.node[row], int(row)))
+    return out
+
+
 def _links(snapshot: Snapshot, standing: Mapping[str, Alarm]) -> list[Raised]:
     """One alarm for each link that is broken, and one for each node and kind of link that is close to its peak."""
     links, out = snapshot.links, []
     busiest = np.fmax(links["rx_gb_s"], links["tx_gb_s"])
     with np.errstate(invalid="ignore", divide="ignore"):
         share = busiest / links["peak_gb_s"]
-    loaded: dict[tuple[str, str], list[int]] = {}
-    for row, name in enumerate(links.name):
+    for row in np.flatnonzero(links["well"] == 0):
+        name = links.name[row]
         where = f"{links.node[row]} {name}" if links.gpu[row] < 0 else f"{links.node[row]} GPU {links.gpu[row]} {name}"
-        if links.state[row] in ("inactive", "degraded"):
-            key = f"link:{where}"
-            out.append(Raised(key, Priority.WARNING, f"{where} is {links.state[row]}", links.node[row]))
-        elif share[row] > LINK_SHARE - LINK_DEADBAND:
-            loaded.setdefault((links.node[row], links.kind[row]), []).append(row)
+        out.append(Raised(f"link:{where}", Priority.WARNING, f"{where} is {links.state[row]}", links.node[row]))
+    loaded: dict[tuple[str, str], list[int]] = {}
+    for row in np.flatnonzero((share > LINK_SHARE - LINK_DEADBAND) & (links["well"] != 0)):
+        loaded.setdefault((links.node[row], links.kind[row]), []).append(int(row))
     for (node, kind), rows in loaded.items():
         key = f"links:{node}:{kind}"
         top = max(rows, key=lambda r: float(share[r]))

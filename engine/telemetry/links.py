@@ -55,7 +55,7 @@ class NodeLinks:
     def __init__(self) -> None:
         self.facts: tuple[LinkFacts, ...] = ()
         self.labels = Labels((), (), (), (), ())
-        self.peak = self.most = self.rx = self.tx = self.errors = np.zeros(0)
+        self.peak = self.most = self.rx = self.tx = self.errors = self.well = np.zeros(0)
         self.dropped = 0
 
     def clear(self) -> None:
@@ -68,6 +68,7 @@ class NodeLinks:
         if tick.links is not None:
             self.facts, self.labels = _known(tick.links[:MOST])
             self.peak = np.array([link.gb_s or link.best_gb_s or math.nan for link in self.facts], float)
+            self.well = np.array([state == "active" or state == "unknown" for state in self.labels.state], float)
             self.most = np.nan_to_num(self.peak * SLACK, nan=math.inf)
             self.errors = np.full(len(self.facts), np.nan)
         self.rx, self.tx = self._rates(tick)

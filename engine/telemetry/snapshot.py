@@ -126,7 +126,8 @@ class GpuTable:
 @dataclass(frozen=True, slots=True)
 class LinkTable:
     """One row a link: `gpu` is its GPU's slot or -1, `kind` nvlink, xgmi, pcie or nic, `state` active, degraded,
-    inactive or unknown, `to` the other end where it is known; rates and peaks in GB/s for one direction."""
+    inactive or unknown, `to` the other end where it is known; rates and peaks in GB/s for one direction, `well` 0 for
+    links that are degraded or inactive."""
 
     node: tuple[str, ...]
     gpu: tuple[int, ...]

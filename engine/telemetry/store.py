@@ -322,6 +322,7 @@ class Store:
                 "tx_gb_s": column("tx"),
                 "peak_gb_s": column("peak"),
                 "errors": column("errors"),
+                "well": column("well"),
             },
         )
 

@@ -32,6 +32,7 @@ class Watched:
     def reads(self, celsius: list[float | None], job: dict[str, str] | None = None, **more: Any) -> tuple[Alarm, ...]:
         self.now += 1
         gpus = {"temperature_c": celsius, "throttle": [more.get("throttle", 0)] * len(celsius)}
+        gpus |= more.get("columns", {})
         record = {"tick": 1, "time": self.now, "gpus": gpus, "trouble": more.get("trouble"), **_sent(more)}
         self.store.apply("n1", decode(json.dumps(record).encode()), self.now)  # type: ignore[arg-type]
         return self.look(job)
@@ -94,6 +95,14 @@ def test_a_gpu_that_its_board_slows_is_named_with_the_reason() -> None:
 
 def test_a_power_cap_is_no_alarm() -> None:
     assert Watched().reads([70, 70], throttle=0x4) == ()
+
+
+def test_what_a_board_says_of_itself_is_an_alarm() -> None:
+    found = Watched().reads([50, 50], columns={"xid": [None, 79], "ecc_uncorrected": [2, 0], "remap_pending": [0, 0]})
+    assert [a.text for a in found] == [
+        "n1 GPU 1 told critical event XID 79: look it up in the driver's log",
+        "n1 GPU 0 has 2 uncorrected memory errors since the driver started",
+    ]
 
 
 def test_the_most_urgent_stands_first() -> None:
