@@ -22,8 +22,8 @@ import numpy as np
 
 from engine.profile import Cluster, ProfileError, Prometheus, catalog
 from engine.profile.metrics import read
-from engine.telemetry.promapi import Api
-from engine.telemetry.prometheus import SHIPPED, Poller
+from engine.telemetry.prometheus.api import Api
+from engine.telemetry.prometheus.poller import SHIPPED, Poller
 from engine.telemetry.source import SourceError
 from engine.telemetry.store import Store
 

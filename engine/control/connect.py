@@ -23,9 +23,9 @@ def sources(cluster: Cluster) -> dict[str, NodeSource]:
         n.name: LocalSource(n.name, cluster.poll_interval_s) for n in cluster.nodes if n.local
     }
     if lost and cluster.prometheus is not None:
-        from engine.telemetry import prometheus
+        from engine.telemetry.prometheus import poller
 
-        found |= prometheus.sources(cluster, cluster.prometheus)
+        found |= poller.sources(cluster, cluster.prometheus)
     if len(found) < len(cluster.nodes):
         found |= _over_ssh(cluster)
     return {n.name: found[n.name] for n in cluster.nodes}

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from engine.control.connect import sources
 from engine.profile import Cluster, ProfileError, Prometheus, catalog, metrics
-from engine.telemetry import promapi
-from engine.telemetry.prometheus import NO_WAY, SHIPPED, Poller
-from engine.telemetry.promlinks import Traffic
-from engine.telemetry.promplaces import Places, combined, host_of
+from engine.telemetry.prometheus import api as promapi
+from engine.telemetry.prometheus.places import Places, combined, host_of
+from engine.telemetry.prometheus.poller import NO_WAY, SHIPPED, Poller
+from engine.telemetry.prometheus.traffic import Traffic
 from engine.telemetry.snapshot import GPU_FACTS, GPU_METRICS, NodeState, Snapshot
 from engine.telemetry.source import SourceError
 from engine.telemetry.store import Store
@@ -281,7 +281,7 @@ def half(handler: http.server.BaseHTTPRequestHandler, _: bytes) -> None:
 def slow(handler: http.server.BaseHTTPRequestHandler, _: bytes) -> None:
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(200):  # never quiet for long, never done
+    for _turn in range(200):  # never quiet for long, never done
         handler.wfile.write(b" ")
         handler.wfile.flush()
         time.sleep(0.05)
@@ -290,7 +290,7 @@ def slow(handler: http.server.BaseHTTPRequestHandler, _: bytes) -> None:
 def huge(handler: http.server.BaseHTTPRequestHandler, _: bytes) -> None:
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(64):
+    for _turn in range(64):
         handler.wfile.write(b" " * (1 << 16))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.profile.metrics import Alternatives
-from engine.telemetry.promapi import Sample, labels, number
+from engine.telemetry.prometheus.api import Sample, labels, number
 from engine.telemetry.store import GPUS_A_NODE
 
 Floats = npt.NDArray[np.float64]

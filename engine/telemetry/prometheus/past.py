@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.telemetry.promapi import Api, Series, number
-from engine.telemetry.promplaces import Floats, Places
+from engine.telemetry.prometheus.api import Api, Series, number
+from engine.telemetry.prometheus.places import Floats, Places
 from engine.telemetry.reading import PLAUSIBLE
 
 SAMPLES_A_QUERY = 100_000

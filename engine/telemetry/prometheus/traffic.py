@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.profile.metrics import LinkSeries, MetricMap
-from engine.telemetry.promapi import Api, Sample, labels, number, quoted, selector
-from engine.telemetry.promplaces import Places
+from engine.telemetry.prometheus.api import Api, Sample, labels, number, quoted, selector
+from engine.telemetry.prometheus.places import Places
 from engine.telemetry.reading import LinkFacts
 
 ACTIVE = 4.0

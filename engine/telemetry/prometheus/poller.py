@@ -19,10 +19,10 @@ import numpy as np
 
 from engine.profile import Cluster, Prometheus, catalog
 from engine.profile.metrics import Alternative, MetricMap, read
-from engine.telemetry.promapi import Api, Sample, labels, number, selector
-from engine.telemetry.promlinks import NodeTraffic, Traffic
-from engine.telemetry.prompast import past
-from engine.telemetry.promplaces import ERROR, MISSING, Floats, Kinds, Places, combined, host_in, key_of
+from engine.telemetry.prometheus.api import Api, Sample, labels, number, selector
+from engine.telemetry.prometheus.past import past
+from engine.telemetry.prometheus.places import ERROR, MISSING, Floats, Kinds, Places, combined, host_in, key_of
+from engine.telemetry.prometheus.traffic import NodeTraffic, Traffic
 from engine.telemetry.reading import GpuFacts, Hello, LinkFacts, Reading, Result, Tick
 from engine.telemetry.snapshot import GPU_FACTS, GPU_METRICS, NodeState
 from engine.telemetry.source import Backoff, SourceError
