@@ -66,8 +66,9 @@ class NodeState(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """One node. `rows` are its rows in the GPU table; times in unix seconds; `dropped` counts implausible readings.
-    `missed` counts ticks that the node numbered and that never came; `reader` is what reads its GPUs and `because` why nothing better does; `took_ms` its last sample's own time, and
-    `skew_s` how far its clock is ahead of this machine's, the way's delay in it."""
+    `missed` counts ticks that the node numbered and that never came; `reader` is what reads its GPUs and `because` why
+    nothing better does; `took_ms` its last sample's own time, and `skew_s` how far its clock is ahead of the one here,
+    the way's delay in it."""
 
     name: str
     state: NodeState

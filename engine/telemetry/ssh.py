@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import asyncssh
 from engine.telemetry.loader import probe_command, probe_payload
 from engine.telemetry.reading import Result
 from engine.telemetry.session import Session
+from engine.telemetry.shell.loader import AMD_TOOLS, TOOLS, Overheard, look_command, shell_command, shell_payload
+from engine.telemetry.shell.reader import ShellSession, not_there
 from engine.telemetry.snapshot import NodeState
 from engine.telemetry.source import Backoff, SourceError
 from engine.telemetry.store import Store
@@ -21,6 +24,7 @@ from engine.telemetry.text import clean
 
 CONNECT_S = 10.0
 KEEPALIVE_S, KEEPALIVE_MISSED = 1.0, 3
+FORGET_S = 600.0
 # AES-GCM takes about a quarter less processor time a line than the default.
 CIPHERS = (
     "aes128-gcm@openssh.com",
@@ -29,8 +33,8 @@ CIPHERS = (
     "aes256-ctr",
     "aes128-ctr",
 )
-AT_ONCE = 8
-"""Connections set up at the same time: sshd's MaxStartups drops more, and so does a jump host."""
+AT_ONCE, JUMPED_AT_ONCE = 64, 8
+"""Connections set up at the same time, and through one jump host: its sshd's MaxStartups drops more."""
 
 
 @dataclass
@@ -41,14 +45,25 @@ class Way:
     identity: Path | None = None
     config: Path | None = None
     jump: str | None = None
-    gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    gate: asyncio.Semaphore = field(init=False)
     _jump_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _jump_connection: asyncssh.SSHClientConnection | None = None
+    _read: dict[Path, tuple[float, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gate = asyncio.Semaphore(JUMPED_AT_ONCE if self.jump else AT_ONCE)
+
+    def _once(self, path: Path, read: Callable[[str], Any]) -> Any:
+        """What a file holds, read again only when it changed: a thousand nodes share it."""
+        changed = path.stat().st_mtime
+        if path not in self._read or self._read[path][0] != changed:
+            self._read[path] = (changed, read(str(path)))
+        return self._read[path][1]
 
     def options(self) -> dict[str, Any]:
         """Options of every connection."""
         found: dict[str, Any] = {
-            "known_hosts": str(self.known_hosts),
+            "known_hosts": self._once(self.known_hosts, asyncssh.read_known_hosts),
             "config": [str(self.config)] if self.config and self.config.is_file() else [],
             "encryption_algs": CIPHERS,
             "keepalive_interval": KEEPALIVE_S,
@@ -57,7 +72,7 @@ class Way:
             "login_timeout": CONNECT_S,
         }
         if self.identity is not None:
-            found["client_keys"] = [str(self.identity)]
+            found["client_keys"] = self._once(self.identity, lambda path: asyncssh.load_keypairs([path]))
         return found
 
     async def tunnel(self) -> asyncssh.SSHClientConnection | None:
@@ -104,7 +119,9 @@ class SshSource:
         self._host, self._port, self._username = host, port, username
         self._way, self._interval_s = way, interval_s
         self._connection: asyncssh.SSHClientConnection | None = None
-        self._session: Session | None = None
+        self._session: Session | ShellSession | None = None
+        self._instead: tuple[str, str] | None = None
+        self._cut = time.monotonic()
 
     @property
     def address(self) -> str:
@@ -151,17 +168,78 @@ class SshSource:
                 self._connection = None
 
     async def _poll(self, connection: asyncssh.SSHClientConnection, store: Store, backoff: Backoff) -> None:
-        process = await connection.create_process(probe_command(), encoding=None, stderr=asyncssh.PIPE)
-        complaints = asyncio.create_task(_last_of(process.stderr))
-        session = Session(self.name, process.stdout, process.stdin, store)
+        """Read through the Python probe, or where that cannot be through the tools that are there. What was found is
+        remembered for the next connection, unless the way back took so long that the node may be another."""
+        if time.monotonic() - self._cut > FORGET_S:
+            self._instead = None
         try:
-            process.stdin.write(probe_payload(self._interval_s, self.name))
+            if self._instead is None:
+                self._instead = await self._probe(connection, store, backoff)
+            await self._shell(connection, store, backoff, *self._instead)
+        finally:
+            self._cut = time.monotonic()
+
+    async def _probe(self, connection: asyncssh.SSHClientConnection, store: Store, backoff: Backoff) -> tuple[str, str]:
+        """Run the probe. Returns, where it cannot run, why, and what it is not worth to try instead."""
+
+        async def others(trouble: str) -> bool:
+            names = TOOLS if trouble.startswith("the module") else AMD_TOOLS
+            try:
+                return (await connection.run(look_command(names), timeout=CONNECT_S)).exit_status == 0
+            except (asyncssh.Error, OSError, TimeoutError):
+                return False
+
+        process = await connection.create_process(probe_command(), encoding=None, stderr=asyncssh.PIPE)
+        heard = Overheard(process.stdout, others)
+        session = Session(self.name, heard, process.stdin, store)
+        status, words = await self._run(process, session, probe_payload(self._interval_s, self.name), backoff, heard)
+        if heard.instead:
+            return heard.instead, "" if heard.instead.startswith("the module") else TOOLS[0]
+        if not session.greeted:
+            if status == 127 or "python3: not found" in words or "python3': No such file" in words:
+                looked = "looked in the login's PATH, /usr/bin, /usr/local/bin, /bin"
+                return f"there is no python3 on {self._host} ({looked}; install Python 3.6 or newer there)", ""
+            if "rackside needs Python" in words or "has no attribute 'buffer'" in words:
+                return f"Python on {self._host} is too old: {words}", ""
+        raise self._ended(status, words, session.greeted)
+
+    async def _shell(
+        self, connection: asyncssh.SSHClientConnection, store: Store, backoff: Backoff, because: str, skip: str
+    ) -> None:
+        """Run the shell reader. When it ends by itself, Python is tried again first."""
+        process = await connection.create_process(shell_command(), encoding=None, stderr=asyncssh.PIPE)
+        session = ShellSession(self.name, process.stdout, store, self._interval_s, because)
+        payload = shell_payload(self._interval_s, self.name, skip)
+        status, words = await self._run(process, session, payload, backoff)
+        if status is not None:
+            self._instead = None
+        if session.state.refusal:
+            raise SourceError(session.state.refusal, slow=True)
+        if not session.greeted or session.state.reader == "none":
+            raise not_there(because)
+        raise self._ended(status, words, True)
+
+    async def _run(
+        self,
+        process: asyncssh.SSHClientProcess[bytes],
+        session: Session | ShellSession,
+        payload: bytes,
+        backoff: Backoff,
+        heard: Overheard | None = None,
+    ) -> tuple[int | None, str]:
+        """A reader on the node until it ends: its exit status, and what it said on the way."""
+        complaints = asyncio.create_task(_last_of(process.stderr))
+        try:
+            process.stdin.write(payload)
+            del payload  # 60 KB that a thousand nodes need not keep
             self._session = session
             await session.run()
             if session.greeted:
                 backoff.reset()
+            if heard is not None and heard.instead:
+                return None, ""
             await asyncio.wait_for(process.wait_closed(), 3)
-            raise self._ended(process.exit_status, await complaints, session)
+            return process.exit_status, await complaints or clean(session.noise.decode("utf-8", "replace"))
         except TimeoutError:
             raise SourceError(f"{self.address} closed the probe's channel") from None
         finally:
@@ -169,18 +247,9 @@ class SshSource:
             complaints.cancel()
             process.close()
 
-    def _ended(self, status: int | None, complaints: str, session: Session) -> SourceError:
-        """Why a probe ended, from its exit status and what it wrote to standard error."""
-        words = complaints or clean(session.noise.decode("utf-8", "replace"))
-        if status == 127 or "python3: not found" in words or "python3': No such file" in words:
-            return SourceError(
-                f"there is no python3 on {self._host} (looked in the login's PATH, /usr/bin, /usr/local/bin, /bin); "
-                "install Python 3.6 or newer there",
-                slow=True,
-            )
-        if "rackside needs Python" in words or "has no attribute 'buffer'" in words:
-            return SourceError(f"Python on {self._host} is too old: {words}", slow=True)
-        if session.greeted:
+    def _ended(self, status: int | None, words: str, greeted: bool) -> SourceError:
+        """Why a probe ended, from its exit status and what it said."""
+        if greeted:
             return SourceError(
                 f"the connection to {self.address} was lost"
                 if status is None

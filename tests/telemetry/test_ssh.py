@@ -159,10 +159,12 @@ async def test_no_server_at_all(make_sshd: MakeSshd) -> None:
 
 
 async def test_no_python_on_the_node(make_sshd: MakeSshd) -> None:
-    """A login whose command finds no python3: env says so and exits 127."""
+    """A login whose commands find neither python3 nor a tool: env says so and exits 127. All that was looked for is
+    named."""
     server = make_sshd(extra="ForceCommand env PATH=/nonexistent /usr/bin/env python3 -c 0\n")
     async with polled(source_of(server)) as watched:
         await watched.reaches(NodeState.ERROR, says="there is no python3 on 127.0.0.1")
+        assert "nor is there nvidia-smi, amd-smi or rocm-smi" in watched.status().reason
 
 
 async def test_no_driver_on_the_node(make_sshd: MakeSshd) -> None:

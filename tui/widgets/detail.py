@@ -65,8 +65,9 @@ def detail(
     text.append(f"{table.name[row] or DASH}\n", "dim")
     if role:
         text.append(f"{role}\n", "bold")
-    if table.facts[row].note:
-        text.append(f"{table.facts[row].note}\n", "dim")
+    facts = table.facts[row]
+    if facts.note:
+        text.append(f"{facts.note}\n", "dim")
     own = value("slowdown_c")
     slowdown = own if not np.isnan(own) else cluster.device_of(profile).temperature_c.slowdown
     margin = slowdown - value("temperature_c")
@@ -82,6 +83,9 @@ def detail(
         ),
         ("Throttle", reasons(value("throttle")), ""),
     ]
+    if facts.numa_node is not None or facts.near:
+        lines.append(("Beside", f"NUMA {DASH if facts.numa_node is None else facts.numa_node}", ", ".join(facts.near)))
+    lines += [("MIG", part.name, f"instance {part.gpu_instance}") for part in facts.mig]
     for name, first, second in lines:
         text.append(f"{name:<12}", "dim")
         text.append(f"{first:<11}")
