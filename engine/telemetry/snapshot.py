@@ -14,6 +14,17 @@ from engine.telemetry.reading import GpuFacts
 
 Floats = npt.NDArray[np.float64]
 
+GPU_HEALTH = (
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "rows_remapped",
+    "remap_pending",
+    "remap_failed",
+    "pcie_replays",
+    "xid",
+)
+"""What a board says of itself; it seldom changes."""
+
 GPU_METRICS = (
     "temperature_c",
     "memory_temperature_c",
@@ -29,13 +40,7 @@ GPU_METRICS = (
     "power_max_w",
     "held_by_power",
     "held_by_heat",
-    "ecc_corrected",
-    "ecc_uncorrected",
-    "rows_remapped",
-    "remap_pending",
-    "remap_failed",
-    "pcie_replays",
-    "xid",
+    *GPU_HEALTH,
 )
 """Read every tick, or told when they change. `power_w` is the mean and `power_max_w` the largest of the tick's samples;
 `held_by_power` and `held_by_heat` the share of the tick in which a limiter held the clock; ECC errors since the driver

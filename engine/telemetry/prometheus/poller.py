@@ -24,7 +24,7 @@ from engine.telemetry.prometheus.past import past
 from engine.telemetry.prometheus.places import ERROR, MISSING, Floats, Kinds, Places, combined, host_in, key_of
 from engine.telemetry.prometheus.traffic import NodeTraffic, Traffic
 from engine.telemetry.reading import GpuFacts, Hello, LinkFacts, Reading, Result, Tick
-from engine.telemetry.snapshot import GPU_FACTS, GPU_METRICS, NodeState
+from engine.telemetry.snapshot import GPU_FACTS, GPU_HEALTH, GPU_METRICS, NodeState
 from engine.telemetry.source import Backoff, SourceError
 from engine.telemetry.store import HISTORY_METRICS, HISTORY_SAMPLES, STALE_TICKS, Store
 from engine.telemetry.streams import Reader, Writer
@@ -33,19 +33,7 @@ from engine.telemetry.text import clean
 SHIPPED = catalog.ROOT / "metrics" / "prometheus.yaml"
 AT_ONCE = 4
 """Queries in flight: with 8,192 GPUs four at a time took half as long as one after the other, or as one for all."""
-SELDOM = frozenset(
-    {
-        "memory_clock_mhz",
-        "energy_j",
-        "ecc_corrected",
-        "ecc_uncorrected",
-        "rows_remapped",
-        "remap_pending",
-        "remap_failed",
-        "pcie_replays",
-        "xid",
-    }
-)
+SELDOM = frozenset({*GPU_HEALTH, "memory_clock_mhz", "energy_j"})
 """Metrics that nobody acts on within a minute."""
 LOOK_S = 60.0
 """How often it is looked up which series exist and what the GPUs are."""
