@@ -122,7 +122,11 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--json", action="store_true", help="one JSON object")
     card = commands.add_parser("reportcard", help="the source text's figures beside the model's own")
     card.add_argument("--json", action="store_true", help="one JSON list")
-    for name, words in (("poll", "what every GPU reads, printed"), ("doctor", "what works on each node, and what not")):
+    for name, words in (
+        ("poll", "what every GPU reads, printed"),
+        ("doctor", "what works on each node, and what not"),
+        ("jobs", "the training jobs that run there, and which rank runs where"),
+    ):
         nodes = commands.add_parser(name, help=words)
         nodes.add_argument("--cluster", required=True, metavar="FILE", help="an inventory file")
         nodes.add_argument("--wait", type=_count, default=20, metavar="S", help="longest look; default: %(default)s")
@@ -262,6 +266,12 @@ def _nodes(given: Any) -> int:
     return run(given)
 
 
+def _jobs(given: Any) -> int:
+    from tui.jobs import jobs
+
+    return jobs(given)
+
+
 def _export(given: Any) -> int:
     from engine.profile import ProfileError
 
@@ -339,6 +349,7 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "export": _export,
     "poll": _nodes,
     "doctor": _nodes,
+    "jobs": _jobs,
     "import": _planning,
     "validate": _offline,
     "calibrate": _offline,

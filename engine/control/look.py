@@ -6,7 +6,8 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,10 +50,11 @@ class Examined:
         return not any(f.wrong for f in self.findings)
 
 
-async def look(
+@asynccontextmanager
+async def following(
     cluster: Cluster, sources: Mapping[str, NodeSource], wait_s: float, progress: Progress | None = None
-) -> tuple[Snapshot, dict[str, Result]]:
-    """Follow all nodes until each has told enough or cannot be read, at most `wait_s`; then ask what may be done."""
+) -> AsyncIterator[Snapshot]:
+    """All nodes, followed until each has told enough or cannot be read, at most `wait_s`; connected within."""
     store = Store([(n.name, cluster.type_of(n).gpus) for n in cluster.nodes], cluster.poll_interval_s)
     tasks = [asyncio.create_task(source.run(store)) for source in sources.values()]
     try:
@@ -63,13 +65,21 @@ async def look(
             snapshot = store.publish(time.time())
             if progress:
                 progress(sum(_told(n) for n in snapshot.nodes), len(snapshot.nodes))
-        live = [n.name for n in snapshot.nodes if n.state is NodeState.LIVE]
-        asked = [sources[name].command({"do": "examine", "id": uuid.uuid4().hex}, 10.0) for name in live]
-        return snapshot, dict(zip(live, await asyncio.gather(*asked), strict=True))
+        yield snapshot
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def look(
+    cluster: Cluster, sources: Mapping[str, NodeSource], wait_s: float, progress: Progress | None = None
+) -> tuple[Snapshot, dict[str, Result]]:
+    """What all nodes read, and what each that lives answers to being asked what may be done there."""
+    async with following(cluster, sources, wait_s, progress) as snapshot:
+        live = [n.name for n in snapshot.nodes if n.state is NodeState.LIVE]
+        asked = [sources[name].command({"do": "examine", "id": uuid.uuid4().hex}, 10.0) for name in live]
+        return snapshot, dict(zip(live, await asyncio.gather(*asked), strict=True))
 
 
 def _told(node: NodeStatus) -> bool:

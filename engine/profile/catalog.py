@@ -153,6 +153,7 @@ def assemble(file: ClusterFile, path: Path) -> Cluster:
         inlet=file.inlet,
         price=file.price,
         prometheus=_beside(file.prometheus, beside),
+        slurm=file.slurm,
     )
 
 

@@ -105,13 +105,14 @@ class Price(Record, frozen=True):
 
 
 class ClusterFile(Record, frozen=True):
-    """The file a user writes."""
+    """The file a user writes; `slurm`: this machine's squeue knows its jobs."""
 
     name: str
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1)]
     ssh: Ssh = Ssh()
     prometheus: Prometheus | None = None
     poll_interval_s: Annotated[float, Meta(ge=0.1, le=60)] = 1.0
+    slurm: bool = False
     network: Network | None = None
     inlet: Inlet = Inlet()
     price: Price = Price()
@@ -130,6 +131,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     inlet: Inlet
     price: Price
     prometheus: Prometheus | None = None
+    slurm: bool = False
 
     def type_of(self, node: Node) -> NodeType:
         return self.types[node.type]
