@@ -44,7 +44,9 @@ def doctor(given: Any) -> int:
         print(printed([_node_json(node, status) for node, status in zip(found, snapshot.nodes, strict=True)]))
     else:
         for node, status in zip(found, snapshot.nodes, strict=True):
-            read = f"{len(status.rows)} GPUs through {status.reader}" if status.reader else "not read"
+            read = "not read"
+            if status.state is NodeState.LIVE:
+                read = f"{len(status.rows)} GPUs through {status.reader}"
             print(f"{node.name:<16} {'well' if node.well else 'WRONG':<6} {read}, power limits: {node.may_limit}")
             for finding in node.findings:
                 print(f"  {'!' if finding.wrong else '-'} {finding.text}")

@@ -131,6 +131,56 @@ def test_the_ring_keeps_the_newest() -> None:
     assert list(values) == [37, 38, 39, 40, 41]
 
 
+def test_history_from_before_is_taken_until_a_node_tells_something() -> None:
+    store = Store([("n", 1)], history=5)
+    store.publish(100)
+    past = np.array([[30.0], [31.0], [32.0]])
+    store.backfill(np.array([90.0, 91.0, 92.0]), {"temperature_c": past, "sm_clock_mhz": past[:2]})
+    store.apply("n", tick([{"temperature_c": 40}]), 101)
+    store.publish(101)
+    times, values = store.history("temperature_c", 0)
+    assert list(times) == [90, 91, 92, 101]
+    assert list(values) == [30, 31, 32, 40]
+    assert np.isnan(store.history("sm_clock_mhz", 0)[1]).all(), "of another shape: not taken"
+    store.backfill(np.array([1.0]), {"temperature_c": np.array([[99.0]])})
+    assert list(store.history("temperature_c", 0)[1]) == [30, 31, 32, 40]
+
+
+def test_a_metric_left_out_has_not_changed_and_a_lost_connection_forgets_it() -> None:
+    store = Store([("n", 2)])
+    store.apply("n", hello(), 1)
+    store.apply("n", tick([{"temperature_c": 40, "xid": 79}, {"temperature_c": 41, "xid": None}]), 1)
+    store.apply("n", tick([{"temperature_c": 42}, {"temperature_c": 43}]), 2)
+    assert store.publish(2).gpus["xid"][0] == 79
+    store.set_state("n", NodeState.DOWN, "gone", 3)
+    assert np.isnan(store.publish(3).gpus["xid"]).all()
+
+
+def test_ticks_that_never_came_are_counted() -> None:
+    store = Store([("n", 1)])
+    for number in (1, 2, 5, 6):
+        record = decode(json.dumps({"tick": number, "time": 1.0}).encode())
+        assert isinstance(record, Tick)
+        store.apply("n", record, 1.0)
+    assert store.publish(1).nodes[0].missed == 2
+    store.apply("n", hello(1), 2)  # a new probe counts from one again
+    store.apply("n", tick([{"temperature_c": 40}]), 2)
+    assert store.publish(2).nodes[0].missed == 2
+
+
+@given(st.lists(st.none() | st.floats(-10, 1e6), min_size=3, max_size=3), st.floats(0.1, 60))
+def test_only_rates_that_a_link_can_carry_are_rates(mb_s: list[float | None], peak: float) -> None:
+    links = [{"gpu": 0, "kind": "nvlink", "name": f"NVLink {k}", "gb_s": peak} for k in range(3)]
+    store = Store([("n", 1)])
+    store.apply("n", tick([{"temperature_c": 40}], links=links, rx_mb_s=mb_s, tx_mb_s=mb_s), 1)
+    table = store.publish(1).links
+    for told, rate in zip(mb_s, table["rx_gb_s"], strict=True):
+        fits = told is not None and 0 <= told / 1000 <= 1.1 * peak
+        assert rate == pytest.approx(told / 1000) if told is not None and fits else np.isnan(rate)
+    store.apply("n", tick([{"temperature_c": 40}], rx_mb_s=mb_s[:2], tx_mb_s=mb_s), 2)
+    assert np.isnan(store.publish(2).links["tx_gb_s"]).all(), "a list of another length speaks of other links"
+
+
 @given(st.text(max_size=300), st.integers(5, 80))
 def test_text_from_nodes_is_harmless(text: str, limit: int) -> None:
     shown = clean(text, limit)
