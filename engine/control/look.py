@@ -150,12 +150,13 @@ def _health(expected: int, status: NodeStatus, snapshot: Snapshot) -> list[Findi
 
 def _links(name: str, snapshot: Snapshot) -> list[Finding]:
     links, told = snapshot.links, []
+    rows = links.of.get(name, range(0))
     for state in ("inactive", "degraded"):
-        bad = [r for r, node in enumerate(links.node) if node == name and links.state[r] == state]
+        bad = [r for r in rows if links.state[r] == state]
         if bad:
             named = [links.name[r] if links.gpu[r] < 0 else f"GPU {links.gpu[r]} {links.name[r]}" for r in bad]
             told.append(Finding(True, f"{len(bad)} links {state}: {', '.join(named[:4])}{', …' * (len(bad) > 4)}"))
-    counted = [r for r, node in enumerate(links.node) if node == name and links["errors"][r] > 0]
+    counted = [r for r in rows if links["errors"][r] > 0]
     if counted:
         worst = max(counted, key=lambda r: float(links["errors"][r]))
         told.append(
@@ -248,8 +249,7 @@ def as_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
                         "state": snapshot.links.state[r],
                         **{name: float(column[r]) for name, column in snapshot.links.columns.items()},
                     }
-                    for r, node in enumerate(snapshot.links.node)
-                    if node == status.name
+                    for r in snapshot.links.of.get(status.name, range(0))
                 ],
             }
         )

@@ -132,8 +132,8 @@ class GpuTable:
 @dataclass(frozen=True, slots=True)
 class LinkTable:
     """One row a link: `gpu` is its GPU's slot or -1, `kind` nvlink, xgmi, pcie or nic, `state` active, degraded,
-    inactive or unknown, `to` the other end where it is known; rates and peaks in GB/s for one direction, `well` 0 for
-    links that are degraded or inactive."""
+    inactive or unknown, `to` the other end where it is known, `of` the rows of each node that has any. Rates and peaks
+    in GB/s for one direction, `errors` since the driver started, `well` 0 for links that are degraded or inactive."""
 
     node: tuple[str, ...]
     gpu: tuple[int, ...]
@@ -141,6 +141,7 @@ class LinkTable:
     name: tuple[str, ...]
     state: tuple[str, ...]
     to: tuple[str, ...]
+    of: Mapping[str, range]
     columns: Mapping[str, Floats]
 
     def __getitem__(self, column: str) -> Floats:

@@ -86,7 +86,9 @@ class Store:
         self._capacity = history
         self._version = 0
         self._processes: tuple[tuple[Process, ...], ...] | None = None
-        self._link_labels: tuple[_Names, tuple[int, ...], _Names, _Names, _Names, _Names] | None = None
+        self._link_labels: (
+            tuple[_Names, tuple[int, ...], _Names, _Names, _Names, _Names, Mapping[str, range]] | None
+        ) = None
         self.states: Counter[ReadingState] = Counter()
         """How many readings were no values, by state, since the start."""
         self._lay_out(first)
@@ -307,6 +309,7 @@ class Store:
                 tuple(chain.from_iterable(of.name for of in labels)),
                 tuple(chain.from_iterable(of.state for of in labels)),
                 tuple(chain.from_iterable(of.to for of in labels)),
+                _ranges([(of.name, len(of.links.facts)) for of in nodes]),
             )
 
         def column(name: str) -> Floats:
@@ -332,6 +335,15 @@ def _bounds(names: _Names) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """The columns of some metrics, and what is plausible in each; metrics that are not known have none."""
     places = np.array([_PLACE[name] for name in names if name in _PLACE], np.int64)
     return places, _LOW[places], _HIGH[places]
+
+
+def _ranges(counts: Sequence[tuple[str, int]]) -> dict[str, range]:
+    """The rows of each name, one after the other."""
+    out, first = {}, 0
+    for name, count in counts:
+        out[name] = range(first, first + count)
+        first += count
+    return out
 
 
 def _cleaned(facts: GpuFacts) -> GpuFacts:

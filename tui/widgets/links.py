@@ -36,10 +36,10 @@ def links(
     table, text = snapshot.links, Text(no_wrap=True)
     text.append(f"Links{' of ' + node if node else ''}, GB/s each way\n", "bold")
     groups: dict[tuple[str, str, str], list[int]] = {}
-    for row, name in enumerate(table.name):
-        if node is None or table.node[row] == node:
-            label = name if table.kind[row] == "nic" else f"GPU {table.gpu[row]} {table.kind[row]}"
-            groups.setdefault((table.node[row], table.kind[row], label), []).append(row)
+    for row in range(len(table)) if node is None else table.of.get(node, range(0)):
+        kind = table.kind[row]
+        label = table.name[row] if kind == "nic" else f"GPU {table.gpu[row]} {kind}"
+        groups.setdefault((table.node[row], kind, label), []).append(row)
     if not groups:
         text.append("No link is read yet: a node's NVLink, PCIe and network counters appear here.\n", "dim")
         return text
