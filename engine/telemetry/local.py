@@ -1,9 +1,10 @@
-"""This very machine: the same probe, as a process of its own, so that a driver that hangs freezes no screen."""
+"""This very machine: the same readers, as processes of their own, so that a driver that hangs freezes no screen."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import time
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from engine.telemetry.loader import BOOTSTRAP, probe_payload
 from engine.telemetry.reading import Result
 from engine.telemetry.session import Session
+from engine.telemetry.shell.loader import AMD_TOOLS, TOOLS, Overheard, shell_payload
+from engine.telemetry.shell.reader import ShellSession
 from engine.telemetry.snapshot import NodeState
 from engine.telemetry.source import Backoff, SourceError
 from engine.telemetry.store import Store
@@ -19,12 +22,12 @@ from engine.telemetry.text import clean
 
 
 class LocalSource:
-    """Runs the probe with this interpreter."""
+    """Runs the probe with this interpreter, or the shell reader where only AMD's tools are."""
 
     def __init__(self, name: str, interval_s: float) -> None:
         self.name = name
         self._interval_s = interval_s
-        self._session: Session | None = None
+        self._session: Session | ShellSession | None = None
 
     async def run(self, store: Store) -> None:
         """Restart the probe whenever it ends."""
@@ -41,26 +44,47 @@ class LocalSource:
             await asyncio.sleep(backoff.next_s(slow=False))
 
     async def _once(self, store: Store) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-u",
-            "-c",
-            BOOTSTRAP,
+        """The probe; where NVML is not there, the tools that are."""
+        process = await self._start(sys.executable, "-u", "-c", BOOTSTRAP)
+        heard = Overheard(_output(process), self._others)
+        await self._follow(process, Session(self.name, heard, _input(process), store), probe_payload(*self._named))
+        if heard.instead:
+            skip = "" if heard.instead.startswith("the module") else TOOLS[0]
+            process = await self._start("sh", "-s")
+            session = ShellSession(self.name, _output(process), store, self._interval_s, heard.instead)
+            await self._follow(process, session, shell_payload(*self._named, skip))
+            if session.state.refusal:
+                raise SourceError(session.state.refusal, slow=True)
+
+    @property
+    def _named(self) -> tuple[float, str]:
+        return self._interval_s, self.name
+
+    async def _others(self, trouble: str) -> bool:
+        names = TOOLS if trouble.startswith("the module") else AMD_TOOLS
+        return any(shutil.which(name, path=_path()) for name in names)
+
+    async def _start(self, *command: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,  # Ctrl+C belongs to the screen; the probe ends at the end of its input
+            env={**os.environ, "LC_ALL": "C", "PATH": _path()},
+            start_new_session=True,  # Ctrl+C belongs to the screen; a reader ends at the end of its input
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
+
+    async def _follow(
+        self, process: asyncio.subprocess.Process, session: Session | ShellSession, payload: bytes
+    ) -> None:
+        """Feed the store until the reader's output ends."""
         try:
-            process.stdin.write(probe_payload(self._interval_s, self.name))
-            self._session = Session(self.name, process.stdout, process.stdin, store)
-            await self._session.run()
+            _input(process).write(payload)
+            self._session = session
+            await session.run()
         finally:
             self._session = None
-            process.stdin.close()
+            _input(process).close()
             try:
                 await asyncio.wait_for(process.wait(), 3)
             except TimeoutError:
@@ -78,3 +102,18 @@ class LocalSource:
             return await asyncio.open_unix_connection(path)
         except OSError as error:
             raise SourceError(f"the job's socket {clean(path)} does not open: {error.strerror}") from None
+
+
+def _output(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def _input(process: asyncio.subprocess.Process) -> asyncio.StreamWriter:
+    assert process.stdin is not None
+    return process.stdin
+
+
+def _path() -> str:
+    """Where tools are looked for: a service's PATH is often bare."""
+    return f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin:/bin:/usr/sbin:/opt/rocm/bin"

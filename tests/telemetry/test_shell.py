@@ -16,6 +16,7 @@ import pytest
 
 from engine.telemetry import ssh
 from engine.telemetry.loader import CONSOLE
+from engine.telemetry.local import LocalSource
 from engine.telemetry.shell import loader as shellloader
 from engine.telemetry.shell import reader as shell
 from engine.telemetry.snapshot import NodeState, Snapshot
@@ -43,7 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def polled(source: SshSource, interval_s: float = 0.2) -> AsyncIterator[Watched]:
+async def polled(source: SshSource | LocalSource, interval_s: float = 0.2) -> AsyncIterator[Watched]:
     watched = Watched([source.name])
     source._interval_s = interval_s
     watched.store = Store([(source.name, 2)], interval_s)
@@ -375,6 +376,19 @@ async def test_two_dies_of_one_module(tools: Tools, make_sshd: MakeSshd) -> None
         assert values(snapshot, "power_limit_w") == [500, None]
         assert "module" in (snapshot.gpus.facts[1].note or "")
         await until(lambda: watched.status().samples > 1, what="another poll")
+
+
+async def test_this_very_machine_with_amds_tools_alone(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe runs and finds no NVML: the reader beside it takes over, and says why."""
+    tools.rocm({"card0": die("301.0", "61.0", **{"PCI Bus": "0000:31:00.0"})})
+    monkeypatch.setenv("PATH", f"{tools.folder}:{os.environ['PATH']}")
+    source = LocalSource("me", AMD_INTERVAL_S)
+    async with polled(source, interval_s=AMD_INTERVAL_S) as watched:
+        status = await watched.reaches(NodeState.LIVE)
+        assert (status.reader, values(watched.snapshot(), "temperature_c")) == ("rocm-smi", [61])
+        assert "NVIDIA driver" in status.because
+        answer = await source.command({"do": "power_limit", "id": "x"}, 1.0)
+        assert "read through rocm-smi" in answer.reason
 
 
 def instinct(index: int, hotspot: Any, watts: float) -> dict[str, Any]:
