@@ -148,6 +148,8 @@ def parser() -> argparse.ArgumentParser:
     profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
     profiles.add_argument("kind", nargs="?", help="device, node type, model, cluster, plan, policy or stack")
     profiles.add_argument("name", nargs="?", help="a name or a file to check")
+    score = commands.add_parser("score", help="how good the predictions in that log were")
+    score.add_argument("--json", action="store_true", help="one JSON object")
     audit = commands.add_parser("audit", help="print the log of actions")
     audit.add_argument("--json", action="store_true", help="one JSON object a line, as it is stored")
     return top
@@ -339,6 +341,26 @@ def _audit(given: Any) -> int:
     return 0
 
 
+def _score(given: Any) -> int:
+    from engine.act.audit import Audit, default_path
+    from engine.act.score import scores
+    from tui.output import printed
+
+    found = scores(Audit(default_path()).read())
+    if given.json:
+        told = {s.metric: {"n": len(s.errors), "median": s.median, "worst": s.worst} for s in found}
+        print(printed(told))
+        return 0
+    if not any(s.errors for s in found):
+        print("No action in the log has been measured yet: that takes five steps, and ten minutes for the heat.")
+        return 0
+    for s in found:
+        shown = (f"{s.median:.1%}", f"{s.worst:+.1%}") if s.relative else (f"{s.median:.1f} K", f"{s.worst:+.1f} K")
+        said = f"off by {shown[0]} in the median, at worst {shown[1]}" if s.errors else "not measured yet"
+        print(f"{s.metric:<12} {len(s.errors):>4} actions  {said}")
+    return 0
+
+
 COMMANDS: dict[str, Callable[[Any], int]] = {
     "console": _console,
     "demo": _demo,
@@ -361,6 +383,7 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "hook": _hook,
     "profiles": _profiles,
     "audit": _audit,
+    "score": _score,
 }
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A confirmed action on its way. `before` is what to put back, filled once the action is known to be in force."""
+    """A confirmed action on its way. `before` is what to put back, filled once the action is known to be in force;
+    `measured` what came of it."""
 
     id: str
     time: float
@@ -103,10 +104,31 @@ class Ticket:
     step: int | None = None
     reason: str = ""
     before: Action | None = field(default=None)
+    measured: Outlook | None = None
 
     @property
     def line(self) -> str:
         """One line for the screen."""
         where = f" at step {self.step}" if self.step is not None else ""
         why = f": {self.reason}" if self.reason else ""
-        return f"{self.proposal.title} - {self.stage.value}{where}{why}"
+        return f"{self.proposal.title} - {self.stage.value}{where}{why}{self._came()}"
+
+    def _came(self) -> str:
+        """What was predicted, beside what was measured."""
+        if self.measured is None:
+            return ""
+        said, came = self.proposal.after, self.measured
+        parts = [
+            f"{b:.{digits}f} {unit}" + (f" ({a:.{digits}f} predicted)" if a is not None else "")
+            for a, b, unit, digits in (
+                (said.step_s, came.step_s, "s", 2),
+                (_kw(said.power_w), _kw(came.power_w), "kW", 1),
+                (said.peak_c, came.peak_c, "C", 0),
+            )
+            if b is not None
+        ]
+        return f"; measured {', '.join(parts)}" if parts else ""
+
+
+def _kw(watts: float | None) -> float | None:
+    return None if watts is None else watts / 1000

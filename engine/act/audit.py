@@ -77,6 +77,7 @@ def record(cluster: str, ticket: Ticket) -> dict[str, Any]:
         "title": proposal.title,
         "asked": asdict(proposal.action),
         "predicted": {"before": _outlook(proposal.before), "after": _outlook(proposal.after)},
+        "measured": None if ticket.measured is None else _outlook(ticket.measured),
         "stage": ticket.stage.value,
         "step": ticket.step,
         "reason": ticket.reason,

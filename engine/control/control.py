@@ -16,6 +16,7 @@ from engine.act.action import Action, Proposal, Stage, Throttle, Ticket
 from engine.act.alarm import Alarm, Priority, alarms
 from engine.act.audit import Audit, AuditError
 from engine.act.effect import Load, Rack
+from engine.act.measure import Measuring
 from engine.control import load
 from engine.control.arming import Arming
 from engine.control.conditions import conditions
@@ -64,6 +65,7 @@ class Control:
         self._audit, self._audit_trouble = audit, ""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._acting: set[asyncio.Task[None]] = set()
+        self._measuring: dict[str, Measuring] = {}
         self._placed: tuple[object, ...] | None = None
         self._roles: dict[tuple[str, int], Role] = {}
         self._carried: dict[tuple[str, int | str], str] = {}
@@ -104,8 +106,19 @@ class Control:
             before, self.snapshot = self.snapshot, self.store.publish(time.time())
             self.watch.look(self.snapshot, max(0.0, self.snapshot.time - before.time))
             self.jobs.look(self.snapshot)
+            self._measure()
             self.alarms = self._alarms()
             self._tell(Published(self.snapshot))
+
+    def _measure(self) -> None:
+        """What came of the last action, while it is the one in force."""
+        for ticket in [t for t in self.tickets if t.id in self._measuring]:
+            measuring = self._measuring[ticket.id]
+            found = measuring.look(self.snapshot.time, self.jobs.current, self._rack())
+            if found is not None:
+                self._update(replace(ticket, measured=found))
+            if measuring.over or ticket.stage is not Stage.DONE:
+                self._measuring.pop(ticket.id, None)
 
     def _alarms(self) -> tuple[Alarm, ...]:
         points = self._slowdown_c
@@ -220,6 +233,8 @@ class Control:
         except Exception as error:  # our own fault must not leave an action that seems to be on its way for ever
             last = replace(last, stage=Stage.UNKNOWN, reason=f"rackside itself failed here: {error!r}")
             self._update(last)
+        if last.stage is Stage.DONE:  # from here on an earlier one is no longer alone in force
+            self._measuring = {last.id: Measuring(self.snapshot.time, self.jobs.current, last.step)}
         undone = next((t for t in self.tickets if t.id == ticket.proposal.undoes), None)
         if last.stage is Stage.DONE and undone is not None:
             self._update(replace(undone, stage=Stage.UNDONE, reason=""))

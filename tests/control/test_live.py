@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.act import measure
 from engine.act.action import Microbatch, Proposal, Rebalance, Stage, Throttle
 from engine.act.audit import AuditError
 from engine.control.control import Refused
@@ -260,3 +261,20 @@ async def test_a_socket_that_does_not_open_is_said_and_no_alarm(
         assert (job.name, job.attached) == ("job", False)
         assert "does not open" in job.reason
         assert c.control.jobs.troubles() == {}
+
+
+async def test_what_was_predicted_is_measured_and_logged(
+    inventory: Path, hooks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "LEAST_S", 0.5)
+    async with training("train_light", hooks, steps=100000, step_s=0.05), console(inventory) as c:
+        await c.live()
+        job = await c.job()
+        ticket = await c.does(c.control.propose_microbatch(job, 2))
+        await until(lambda: next(t for t in c.control.tickets if t.id == ticket.id).measured, 30, "a measured step")
+        done = next(t for t in c.control.tickets if t.id == ticket.id)
+        assert done.measured is not None
+        assert done.measured.step_s == pytest.approx(0.05, abs=0.05)
+        assert "; measured 0." in done.line
+        entries = [e for e in c.control._audit.read() if e["id"] == ticket.id]
+        assert entries[-1]["measured"]["step_s"] == done.measured.step_s
