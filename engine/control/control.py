@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.act import propose
-from engine.act.action import Action, Proposal, Stage, Throttle, Ticket
+from engine.act import held, propose
+from engine.act.action import Proposal, Stage, Ticket
 from engine.act.alarm import Alarm, Priority, alarms
 from engine.act.audit import Audit, AuditError
 from engine.act.effect import Load, Rack
@@ -125,8 +125,9 @@ class Control:
         rows = len(self.snapshot.gpus["temperature_c"])
         if rows != len(points):  # a node shows more or fewer GPUs than its type has: the lowest point guards them all
             points = [min(points)] * rows
-        heat = on_snapshot(self.watch.raised(self.rack_and_load), self.cluster, self.snapshot)
-        found = alarms(self.snapshot, self.policy, points, self.jobs.troubles(), self.alarms, heat)
+        others = on_snapshot(self.watch.raised(self.rack_and_load), self.cluster, self.snapshot)
+        others = [*others, *held.drifted(self.snapshot, self.tickets)]
+        found = alarms(self.snapshot, self.policy, points, self.jobs.troubles(), self.alarms, others)
         if self._audit_trouble:
             first = Alarm("audit", Priority.CRITICAL, self._audit_trouble, self.snapshot.time)
             return (first, *found)
@@ -253,9 +254,4 @@ class Control:
     @property
     def leased_gpus(self) -> int:
         """GPUs whose limit this console holds down: they get their own back when it ends."""
-        held = [t for t in self.tickets if t.stage is Stage.DONE and isinstance(t.proposal.action, Throttle)]
-        return len({(n, i) for t in held for n, of_node in _limits(t.proposal.action).items() for i in of_node})
-
-
-def _limits(action: Action) -> Mapping[str, Mapping[int, float]]:
-    return action.limits_w if isinstance(action, Throttle) and not action.restore else {}
+        return len(held.limits(self.tickets))

@@ -1,0 +1,52 @@
+"""Limits that this console holds, and those of them that no longer read back: a reset, or somebody else's hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from engine.act.action import Stage, Throttle, Ticket
+from engine.act.alarm import Priority, Raised
+from engine.telemetry.snapshot import NodeState, Snapshot
+
+SETTLED_S = 15.0
+"""Seconds from a command to a reading that must show it."""
+TOLERANCE_W = 1.0
+
+
+def limits(tickets: Iterable[Ticket]) -> dict[tuple[str, int], tuple[float, float]]:
+    """(watts, since when) of each (node, GPU index) whose limit is held down; `tickets` oldest first."""
+    held: dict[tuple[str, int], tuple[float, float]] = {}
+    for ticket in tickets:
+        action = ticket.proposal.action
+        if ticket.stage is not Stage.DONE or not isinstance(action, Throttle):
+            continue
+        for node, of_node in action.limits_w.items():
+            for index, watts in of_node.items():
+                if action.restore:
+                    held.pop((node, index), None)
+                else:
+                    held[node, index] = (watts, ticket.time)
+    return held
+
+
+def drifted(snapshot: Snapshot, tickets: Iterable[Ticket]) -> list[Raised]:
+    """An alarm for each node where a limit set here reads otherwise."""
+    held, gpus, out = limits(tickets), snapshot.gpus, []
+    for node in snapshot.nodes if held else ():
+        if node.state is not NodeState.LIVE:
+            continue
+        off = []
+        for row in node.rows:
+            watts, since = held.get((node.name, gpus.index[row]), (float("nan"), snapshot.time))
+            reads = float(gpus["power_limit_w"][row])
+            if snapshot.time - since > SETTLED_S and not np.isnan(reads) and abs(reads - watts) > TOLERANCE_W:
+                off.append(f"GPU {gpus.index[row]} reads {reads:.0f} W, not {watts:.0f}")
+        if off:
+            more = f" and {len(off) - 1} more" if len(off) > 1 else ""
+            text = (
+                f"{node.name}: a limit set here is gone: {off[0]}{more}. Somebody else changed it, or a GPU was reset"
+            )
+            out.append(Raised(f"limit:{node.name}", Priority.WARNING, text, node.name))
+    return out
