@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from engine.profile import Cluster
-from engine.telemetry.reading import Result
+from engine.telemetry.reading import ReadingState, Result
 from engine.telemetry.snapshot import NodeState, NodeStatus, Snapshot
 from engine.telemetry.source import NodeSource
 from engine.telemetry.store import Store
@@ -126,7 +126,8 @@ def _health(expected: int, status: NodeStatus, snapshot: Snapshot) -> list[Findi
         told.append(Finding(True, f"it shows {len(rows)} GPUs; its node type has {expected}"))
     missing = [name for name in NEEDED if np.isnan(gpus[name][rows]).all()]
     if missing:
-        told.append(Finding(False, f"not to be read here: {', '.join(missing)}"))
+        named = [f"{name} ({gpus.state(name, rows[0]).value})" for name in missing]
+        told.append(Finding(False, f"not to be read here: {', '.join(named)}"))
     off = [gpus.index[r] for r in rows if gpus.facts[r].persistence is False]
     if off:
         told.append(Finding(False, f"persistence mode is off ({_listed(off)}): nvidia-smi -pm 1"))
@@ -225,6 +226,11 @@ def as_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
                         "name": gpus.name[row],
                         "bus_id": gpus.bus_id[row],
                         **{name: float(column[row]) for name, column in gpus.columns.items()},
+                        "states": {
+                            name: state.value
+                            for name in gpus.columns
+                            if (state := gpus.state(name, row)) is not ReadingState.VALUE
+                        },
                         "near": list(gpus.facts[row].near),
                         "note": gpus.facts[row].note,
                         "mig": [msgspec.to_builtins(part) for part in gpus.facts[row].mig],

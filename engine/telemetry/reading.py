@@ -30,6 +30,10 @@ class ReadingState(enum.Enum):
     IMPLAUSIBLE = "implausible"
 
 
+STATES = tuple(ReadingState)
+"""By code, as columns of states hold them; 0 is VALUE."""
+CODES = {state: code for code, state in enumerate(STATES)}
+
 Reading = float | str | None
 
 # What a sensor can mean, by metric: outside lies a torn read, not a hot GPU.

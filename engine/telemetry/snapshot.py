@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.telemetry.reading import GpuFacts
+from engine.telemetry.reading import STATES, GpuFacts, ReadingState
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,6 +56,8 @@ GPU_FACTS = (
     "shutdown_c",
 )
 """Read when a node greets."""
+
+_PLACES = {name: place for place, name in enumerate((*GPU_METRICS, *GPU_FACTS))}
 
 
 class NodeState(enum.Enum):
@@ -111,7 +113,8 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class GpuTable:
-    """One row a GPU, one array a metric (read-only; NaN = not available)."""
+    """One row a GPU, one array a metric (read-only; NaN = not available). `states` has the code of each reading's state
+    (STATES), a row a metric in the order of GPU_METRICS and GPU_FACTS."""
 
     node: tuple[str, ...]
     index: tuple[int, ...]
@@ -120,6 +123,7 @@ class GpuTable:
     bus_id: tuple[str, ...]
     facts: tuple[GpuFacts, ...]
     columns: Mapping[str, Floats]
+    states: npt.NDArray[np.int8]
     processes: tuple[tuple[Process, ...], ...]
 
     def __getitem__(self, metric: str) -> Floats:
@@ -127,6 +131,10 @@ class GpuTable:
 
     def __len__(self) -> int:
         return len(self.node)
+
+    def state(self, metric: str, row: int) -> ReadingState:
+        """Whether a reading is a value, and why not if it is none."""
+        return STATES[int(self.states[_PLACES[metric], row])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.telemetry.links import NodeLinks
-from engine.telemetry.reading import PLAUSIBLE, GpuFacts, Hello, ProcessFacts, Reading, ReadingState, Tick, worded
+from engine.telemetry.reading import (
+    CODES,
+    PLAUSIBLE,
+    GpuFacts,
+    Hello,
+    ProcessFacts,
+    Reading,
+    ReadingState,
+    Tick,
+    worded,
+)
 from engine.telemetry.snapshot import (
     GPU_FACTS,
     GPU_METRICS,
@@ -95,6 +105,7 @@ class Store:
 
     def _lay_out(self, rows: int) -> None:
         self._values = np.full((len(COLUMNS), rows), np.nan)
+        self._codes = np.full((len(COLUMNS), rows), CODES[ReadingState.ABSENT], np.int8)
         self._history = {name: np.full((self._capacity, rows), np.nan, np.float16) for name in HISTORY_METRICS}
         self._times = np.full(self._capacity, np.nan)
         self._written = 0
@@ -128,6 +139,7 @@ class Store:
         of.state, of.reason = state, reason
         if state in (NodeState.DOWN, NodeState.ERROR, NodeState.CONNECTING):
             self._values[_METRICS, of.rows.start : of.rows.stop] = np.nan
+            self._codes[_METRICS, of.rows.start : of.rows.stop] = CODES[ReadingState.LOST]
             of.links.clear()
             of.hooks, of.processes, of.troubles = (), (), ()
             self._processes = None
@@ -169,7 +181,8 @@ class Store:
     def _resize(self, of: _Node, gpus: int) -> None:
         """Give a node another number of rows; everybody keeps its history and values."""
         old = {n.name: n.rows for n in self._nodes.values()}
-        values, history, times, written = self._values, self._history, self._times, self._written
+        values, codes, history = self._values, self._codes, self._history
+        times, written = self._times, self._written
         first = 0
         for node in self._nodes.values():
             count = gpus if node is of else len(node.rows)
@@ -180,7 +193,7 @@ class Store:
         for node in self._nodes.values():
             if node is not of:
                 new, was = slice(node.rows.start, node.rows.stop), slice(old[node.name].start, old[node.name].stop)
-                self._values[:, new] = values[:, was]
+                self._values[:, new], self._codes[:, new] = values[:, was], codes[:, was]
                 for name, ring in history.items():
                     self._history[name][:, new] = ring[:, was]
 
@@ -219,25 +232,31 @@ class Store:
             if not known or not gpus:
                 return
             places, low, high = _bounds(tuple(known))
-            block = self._judged(tuple(known.values()))
+            block, codes = self._judged(tuple(known.values()))
+        else:
+            codes = np.where(np.isnan(block), np.int8(CODES[ReadingState.ABSENT]), np.int8(0))
         with np.errstate(invalid="ignore"):
             bad = (block < low) | (block > high)
         if bad.any():
             of.dropped += int(bad.sum())
             self.states[ReadingState.IMPLAUSIBLE] += int(bad.sum())
-            block[bad] = np.nan
+            block[bad], codes[bad] = np.nan, CODES[ReadingState.IMPLAUSIBLE]
         self._values[places, of.rows.start : of.rows.stop] = block
+        self._codes[places, of.rows.start : of.rows.stop] = codes
 
-    def _judged(self, columns: Sequence[Sequence[Reading]]) -> Floats:
+    def _judged(self, columns: Sequence[Sequence[Reading]]) -> tuple[Floats, npt.NDArray[np.int8]]:
         """Columns that hold words: each word is counted as the state it names."""
         out = np.full((len(columns), len(columns[0])), np.nan)
+        codes = np.zeros(out.shape, np.int8)
         for row, column in enumerate(columns):
             for slot, reading in enumerate(column):
                 if isinstance(reading, str) or reading is None:
-                    self.states[worded(reading)] += 1
+                    state = worded(reading)
+                    self.states[state] += 1
+                    codes[row, slot] = CODES[state]
                 else:
                     out[row, slot] = reading
-        return out
+        return out, codes
 
     # Read by everybody else.
 
@@ -289,14 +308,18 @@ class Store:
         )
 
     def _gpus(self) -> GpuTable:
-        values = self._values.copy()
-        values.flags.writeable = False
+        values, codes = self._values.copy(), self._codes.copy()
+        for of in self._nodes.values():
+            if of.state is NodeState.STALE:
+                rows = codes[_METRICS, of.rows.start : of.rows.stop]
+                rows[rows == 0] = CODES[ReadingState.STALE]
+        values.flags.writeable = codes.flags.writeable = False
         if self._processes is None:
             of_gpus: list[tuple[Process, ...]] = []
             for of in self._nodes.values():
                 of_gpus += [*of.processes[: len(of.rows)], *[()] * (len(of.rows) - len(of.processes))]
             self._processes = tuple(of_gpus)
-        return GpuTable(*self._named(), dict(zip(COLUMNS, values, strict=True)), self._processes)
+        return GpuTable(*self._named(), dict(zip(COLUMNS, values, strict=True)), codes, self._processes)
 
     def _links(self) -> LinkTable:
         nodes = [of for of in self._nodes.values() if of.links.facts]

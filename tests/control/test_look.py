@@ -87,7 +87,7 @@ def test_a_node_that_is_well(
         ({"gpu0_throttle": 0x40}, "clocks are held by heat (0)"),
         ({"gpu0_temperature": "!15"}, "GPU at 00000000:11:00.0 does not answer"),
         ({"temperature": 2112}, "readings out of physical range were dropped"),
-        ({"energy": "!3", "power": "!3"}, "not to be read here: power_w"),
+        ({"energy": "!3", "power": "!3"}, "not to be read here: power_w (unsupported)"),
         ({"count": 7}, "it shows 7 GPUs; its node type has 8"),
     ],
 )

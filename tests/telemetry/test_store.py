@@ -82,6 +82,9 @@ def test_each_state_is_counted_and_none_is_a_number() -> None:
     snapshot = store.publish(1)
     assert np.isnan(snapshot.gpus["temperature_c"][0])
     assert snapshot.gpus["temperature_c"][1] == 40
+    told = {name: snapshot.gpus.state(name, 0).value for name in bad}
+    assert list(told.values()) == ["implausible", "unsupported", "absent", "lost"]
+    assert snapshot.gpus.state("temperature_c", 1) is ReadingState.VALUE
     assert snapshot.nodes[0].dropped == 1
     assert store.states[ReadingState.IMPLAUSIBLE] == 1
     assert store.states[ReadingState.UNSUPPORTED] == 1
@@ -106,6 +109,10 @@ def test_silence_makes_a_node_stale_and_says_for_how_long() -> None:
     stale = store.publish(107).nodes[0]
     assert stale.state is NodeState.STALE
     assert "no sample for 7 s" in stale.reason
+    gpus = store.publish(107).gpus
+    assert (gpus["temperature_c"][0], gpus.state("temperature_c", 0)) == (40, ReadingState.STALE)
+    store.set_state("n", NodeState.DOWN, "gone", 108)
+    assert store.publish(108).gpus.state("temperature_c", 0) is ReadingState.LOST
 
 
 def test_a_node_with_other_gpus_than_expected_keeps_everybody_in_place() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from rich.text import Text
 
 from engine.profile import Cluster
+from engine.telemetry.reading import ReadingState
 from engine.telemetry.snapshot import NodeState, Snapshot
 from tui.metrics import reasons
 from tui.widgets.figures import DASH, age, number
@@ -62,6 +63,13 @@ def detail(
     def value(name: str) -> float:
         return float(table[name][row])
 
+    def cell(name: str, unit: str) -> str:
+        """The number, or the word for why there is none."""
+        state = table.state(name, row)
+        if state in (ReadingState.VALUE, ReadingState.STALE, ReadingState.ABSENT):
+            return number(value(name), 0, unit)
+        return str(state.value)
+
     text.append(f"{table.name[row] or DASH}\n", "dim")
     if role:
         text.append(f"{role}\n", "bold")
@@ -72,10 +80,10 @@ def detail(
     slowdown = own if not np.isnan(own) else cluster.device_of(profile).temperature_c.slowdown
     margin = slowdown - value("temperature_c")
     lines = [
-        ("Temperature", number(value("temperature_c"), 0, "C"), f"{number(margin, 0, 'K')} to slowdown"),
-        ("Power", number(value("power_w"), 0, "W"), f"limit {number(value('power_limit_w'), 0, 'W')}"),
-        ("SM clock", number(value("sm_clock_mhz"), 0, "MHz"), f"HBM {number(value('memory_temperature_c'), 0, 'C')}"),
-        ("Utilisation", number(value("utilization_pct"), 0, "%"), ""),
+        ("Temperature", cell("temperature_c", "C"), f"{number(margin, 0, 'K')} to slowdown"),
+        ("Power", cell("power_w", "W"), f"limit {number(value('power_limit_w'), 0, 'W')}"),
+        ("SM clock", cell("sm_clock_mhz", "MHz"), f"HBM {number(value('memory_temperature_c'), 0, 'C')}"),
+        ("Utilisation", cell("utilization_pct", "%"), ""),
         (
             "Memory",
             number(value("memory_used_mib") / 1024, 1, "GiB"),
