@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class Audit:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
+                fcntl.flock(handle, fcntl.LOCK_EX)  # another console may be in the middle of its line
                 data = _whole_lines_before(handle) + line.encode()
                 while data:
                     data = data[os.write(handle, data) :]
