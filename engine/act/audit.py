@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ class Audit:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX)  # another console may be in the middle of its line
+                with suppress(OSError):  # some file systems have no locks
+                    fcntl.flock(handle, fcntl.LOCK_EX)  # another console may be in the middle of its line
                 data = _whole_lines_before(handle) + line.encode()
                 while data:
                     data = data[os.write(handle, data) :]
