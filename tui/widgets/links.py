@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from rich.text import Text
@@ -14,8 +15,8 @@ from tui.widgets.plot import Floats, bar
 
 CONTENDED = 0.70
 IDLE = 0.15
-WIDE = 66
-"""Columns from which a row has room to say whose traffic it carries."""
+OF_ALL, OF_NODE, RATES, BAR, WHOSE = 20, 13, 22, 4, 14
+"""Columns of a label in the list of all nodes and of one, of the rates, of the shortest bar, and of a group's name."""
 
 Carried = Mapping[tuple[str, int | str], str]
 
@@ -29,62 +30,70 @@ class Links(Pane):
         self.draw(links(snapshot, node, max(30, size.width or 60), max(4, size.height or 20), plain, carried))
 
 
+@dataclass(frozen=True)
+class Row:
+    """Links of one kind and GPU, or one port, added up. `share` of the peak is -1 where it is not known; rates and the
+    peak in GB/s; `wrong` what is the matter with some of them, `whose` the parallel group whose traffic they carry."""
+
+    label: str
+    share: float
+    rx: float
+    tx: float
+    peak: float
+    wrong: str
+    whose: str
+
+
 def links(
     snapshot: Snapshot, node: str | None, width: int, height: int, plain: bool, carried: Carried | None = None
 ) -> Text:
-    """The text of the pane: links of one kind and GPU added up, sorted by share of their peak."""
-    table, text = snapshot.links, Text(no_wrap=True)
+    """The text of the pane: the busiest links first."""
+    text = Text(no_wrap=True)
     text.append(f"Links{' of ' + node if node else ''}, GB/s each way\n", "bold")
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for row in range(len(table)) if node is None else table.of.get(node, range(0)):
-        kind = table.kind[row]
-        label = table.name[row] if kind == "nic" else f"GPU {table.gpu[row]} {kind}"
-        groups.setdefault((table.node[row], kind, label), []).append(row)
-    if not groups:
+    rows = sorted(_rows(snapshot, node, carried or {}), key=lambda row: -row.share)
+    if not rows:
         text.append("No link is read yet: a node's NVLink, PCIe and network counters appear here.\n", "dim")
         return text
-    whose = {key: _whose(snapshot, key, members[0], carried or {}) for key, members in groups.items()}
-    rows = sorted(
-        ((*_sum(snapshot, *key, members), whose[key]) for key, members in groups.items()), key=lambda r: -r[0]
-    )
-    shares = np.array([r[0] for r in rows])
+    shares = np.array([row.share for row in rows])
     if (shares > CONTENDED).any() and (shares < IDLE).any():
         text.append(
             f"{(shares < IDLE).sum()} links idle beside {(shares > CONTENDED).sum()} contended ones\n", "yellow"
         )
-    named = width >= WIDE and any(whose.values())
-    body, fit = width - 42 - (14 if named else 0), height - text.plain.count("\n")
+    named = OF_NODE if node else OF_ALL
+    told = width >= named + RATES + BAR + WHOSE and any(row.whose for row in rows)
+    room, fit = width - named - RATES - (WHOSE if told else 0), height - text.plain.count("\n")
     fit = fit if len(rows) <= fit else fit - 1
-    for share, label, rx, tx, peak, state, who in rows[:fit]:
-        mark = "!" if share > CONTENDED else " "
-        text.append(f"{label:<19.19}{mark}", "bold yellow" if share > CONTENDED else "")
-        text.append(bar(max(share, 0.0) if share >= 0 else float("nan"), max(4, min(20, body)), plain))
-        text.append(f" {number(rx, 1):>6}/{number(tx, 1):>6} of {number(peak, 0):>4}")
-        text.append(f" {who:<13}" if named else "", "dim")
-        text.append(f" {state}\n" if state else "\n", "red")
+    for row in rows[:fit]:
+        busy = row.share > CONTENDED
+        text.append(f"{row.label:<{named - 1}.{named - 1}}{'!' if busy else ' '}", "bold yellow" if busy else "")
+        text.append(bar(row.share if row.share >= 0 else float("nan"), max(BAR, min(20, room)), plain))
+        text.append(f" {number(row.rx, 1):>6}/{number(row.tx, 1):>6} of {number(row.peak, 0):>4}")
+        text.append(f" {row.whose:<{WHOSE - 1}}" if told else "", "dim")
+        text.append(f" {row.wrong}\n" if row.wrong else "\n", "red")
     if len(rows) > fit:
         text.append(f"... and {len(rows) - fit} more, less loaded\n", "dim")
     return text
 
 
-def _whose(snapshot: Snapshot, key: tuple[str, str, str], row: int, carried: Carried) -> str:
-    """Which parallel group's traffic a row carries; PCIe carries the host's and is nobody's."""
-    node, kind, label = key
-    if kind == "nic":
-        return carried.get((node, label), "")
-    return carried.get((node, snapshot.links.gpu[row]), "") if kind in ("nvlink", "xgmi") else ""
-
-
-def _sum(
-    snapshot: Snapshot, node: str, kind: str, label: str, rows: list[int]
-) -> tuple[float, str, float, float, float, str]:
-    """Share of the peak (-1: not known), label, received, sent and peak GB/s, and what is wrong with the group."""
+def _rows(snapshot: Snapshot, node: str | None, carried: Carried) -> list[Row]:
+    """A row for each port, and for each GPU's links of one kind."""
     table = snapshot.links
-    rx, tx, peak = (_total(table[c][rows]) for c in ("rx_gb_s", "tx_gb_s", "peak_gb_s"))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = float(np.fmax(rx, tx) / np.float64(peak))
-    bad = [table.state[r] for r in rows if table.state[r] in ("inactive", "degraded")]
-    return (-1.0 if np.isnan(share) else share, f"{node} {label}", rx, tx, peak, f"{len(bad)} {bad[0]}" if bad else "")
+    groups: dict[tuple[str, str, int, str], list[int]] = {}
+    for row in range(len(table)) if node is None else table.of.get(node, range(0)):
+        port = table.name[row] if table.kind[row] == "nic" else ""
+        groups.setdefault((table.node[row], table.kind[row], table.gpu[row], port), []).append(row)
+    out = []
+    for (of, kind, gpu, port), members in groups.items():
+        rx, tx, peak = (_total(table[c][members]) for c in ("rx_gb_s", "tx_gb_s", "peak_gb_s"))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = float(np.fmax(rx, tx) / np.float64(peak))
+        bad = [table.state[r] for r in members if table.state[r] in ("inactive", "degraded")]
+        # PCIe carries the host's traffic, too, and is nobody's.
+        whose = "" if kind == "pcie" else carried.get((of, port or gpu), "")
+        label = ("" if node else f"{of} ") + (port or f"GPU {gpu} {kind}")
+        wrong = f"{len(bad)} {bad[0]}" if bad else ""
+        out.append(Row(label, -1.0 if np.isnan(share) else share, rx, tx, peak, wrong, whose))
+    return out
 
 
 def _total(values: Floats) -> float:
