@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.act.action import Action, Microbatch, Rebalance, Stage, Ticket
 from engine.job import JobClient, JobStatus, ProtocolError, RankPlace, RanksEvent, StepEvent
-from engine.job.protocol import Closing, CommandState, Greeting, Rank
+from engine.job.protocol import Closing, CommandState, Greeting, Holder, HolderEvent, PauseEvent, Rank
 from engine.telemetry.snapshot import NodeState, Snapshot
 from engine.telemetry.source import NodeSource, SourceError
 from engine.telemetry.text import clean
@@ -95,6 +95,10 @@ class Jobs:
                     status = _stepped(status, message)
                 elif isinstance(message, RanksEvent):
                     status = replace(status, ranks=_places(message.ranks))
+                elif isinstance(message, PauseEvent):
+                    status = replace(status, paused_until=message.until)
+                elif isinstance(message, HolderEvent):
+                    status = replace(status, **_holder(message.holder))
                 elif isinstance(message, CommandState) and message.settings is not None:
                     settings = message.settings
                     status = replace(status, microbatch=settings.microbatch, microbatches=settings.microbatches)
@@ -188,7 +192,16 @@ def _greeted(node: str, path: str, greeting: Greeting) -> JobStatus:
         step=greeting.step,
         microbatch=greeting.settings.microbatch,
         microbatches=greeting.settings.microbatches,
+        max_pause_s=greeting.max_pause_s,
+        paused_until=greeting.paused_until,
+        **_holder(greeting.holder),
     )
+
+
+def _holder(told: Holder | None) -> dict[str, Any]:
+    if told is None:
+        return {}
+    return {"holder": clean(told.operator, 80), "held_since": told.since, "held_because": clean(told.reason, 200)}
 
 
 def _places(ranks: tuple[Rank, ...]) -> tuple[RankPlace, ...]:

@@ -3,9 +3,12 @@
 -> {"hello": 1, "operator": "ann@desk"}
 <- greeting: who the job is, its settings, what it can do, where its ranks run
 -> {"id": "…", "do": "microbatch", "microbatch": 4}  or  {"id": "…", "do": "rebalance", "microbatches": [9, 7]}
+-> {"id": "…", "do": "pause", "seconds": 60}  or  {"id": "…", "do": "resume"}
+   with "steal": "a reason" when another operator holds the job; who commands it holds it
 <- {"id": "…", "state": "scheduled", "step": 120}, then at that step "applied" or "rejected" with its reason
 -> {"ask": "…"}  <- the last state of that command, or "unknown"
-<- {"event": "step", …} after every step, {"event": "ranks", …} once known, {"event": "closing"}
+<- {"event": "step", …} after every step, {"event": "ranks", …} once known, {"event": "pause", …} when one begins and
+   ends, {"event": "holder", …} when another operator takes the job, {"event": "closing"}
 """
 
 from __future__ import annotations
@@ -36,6 +39,14 @@ class Rank(msgspec.Struct, frozen=True):
     device: str | None = None
 
 
+class Holder(msgspec.Struct, frozen=True):
+    """Who may command the job now, since which unix second, and why it was taken from somebody else."""
+
+    operator: str
+    since: float
+    reason: str = ""
+
+
 class Greeting(msgspec.Struct, frozen=True):
     rackside_hook: int
     job: str
@@ -50,6 +61,9 @@ class Greeting(msgspec.Struct, frozen=True):
     plan: dict[str, Any] | None = None
     can: tuple[str, ...] = ()
     ranks: tuple[Rank, ...] | None = None
+    max_pause_s: float = 0.0
+    holder: Holder | None = None
+    paused_until: float | None = None
 
 
 class CommandState(msgspec.Struct, frozen=True):
@@ -81,13 +95,30 @@ class RanksEvent(msgspec.Struct, frozen=True):
     ranks: tuple[Rank, ...]
 
 
+class PauseEvent(msgspec.Struct, frozen=True):
+    """The job waits from this step on until that unix second at most; or, with None, goes on."""
+
+    step: int
+    until: float | None
+
+
+class HolderEvent(msgspec.Struct, frozen=True):
+    holder: Holder
+
+
 class Closing(msgspec.Struct, frozen=True):
     """The job ends of its own accord."""
 
 
-Message = Greeting | CommandState | StepEvent | RanksEvent | Closing
+Message = Greeting | CommandState | StepEvent | RanksEvent | PauseEvent | HolderEvent | Closing
 
-_EVENTS: dict[str, type] = {"step": StepEvent, "ranks": RanksEvent, "closing": Closing}
+_EVENTS: dict[str, type] = {
+    "step": StepEvent,
+    "ranks": RanksEvent,
+    "pause": PauseEvent,
+    "holder": HolderEvent,
+    "closing": Closing,
+}
 
 
 def decode_line(line: bytes) -> Message:

@@ -21,7 +21,7 @@ class JobStatus:
     """`node` and `socket` name the hook; `can` what it offers; times in unix seconds.
 
     `reason` says why a job that is not attached is gone; empty when it ended well. A socket that never greeted is a
-    status, too, so that the screen can say why no job is there.
+    status, too, so that the screen can say why no job is there. `holder` is the operator whose commands it takes now.
     """
 
     name: str
@@ -45,6 +45,11 @@ class JobStatus:
     last_step: float | None = None
     recent_step_s: tuple[float, ...] = field(default=())
     greeted: bool = True
+    max_pause_s: float = 0.0
+    paused_until: float | None = None
+    holder: str = ""
+    held_since: float | None = None
+    held_because: str = ""
 
     @property
     def key(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.job.protocol import PauseEvent
 from tests.parts.jobs import attached, saved, training
 from tests.parts.missing import need
 
@@ -76,3 +77,35 @@ async def test_torch_ddp_ends_with_the_untouched_runs_parameters(tmp_path: Path,
     size = torch.sqrt(sum((p.double() ** 2).sum() for p in plain))
     off = torch.sqrt(sum(((p - q).double() ** 2).sum() for p, q in zip(plain, touched, strict=True)))
     assert float(off / size) < (1e-5 if dtype == "float32" else 1e-12)
+
+
+async def test_a_pause_longer_than_the_groups_timeout_harms_nobody(tmp_path: Path) -> None:
+    """Both ranks wait at one boundary, so no collective is under way: 5 s of it under a timeout of 3 s."""
+    need(importlib.util.find_spec("torch") is not None, "PyTorch")
+    async with training("train_ddp", tmp_path / "a", steps=60, step_s=0.05, timeout_s=3) as job:
+        async with attached(job.socket) as console:
+            paused = await console.does("p", "pause", seconds=5)
+            assert paused.state == "applied"
+            before = console.step
+            await console.reaches(before + 3)
+            pauses = [m for m in console.told if isinstance(m, PauseEvent)]
+            assert [p.until is None for p in pauses] == [False, True]
+            again = await console.does("q", "pause", seconds=60)
+            resumed = await console.does("r", "resume")
+            assert (again.state, resumed.state) == ("applied", "applied")
+        await job.finished(60)
+
+
+async def test_a_command_before_the_gradients_takes_effect_at_the_very_next_step(tmp_path: Path) -> None:
+    """Sent as a step begins: in force one step later, not two."""
+    async with (
+        training("train_light", tmp_path / "a", steps=10000, step_s=0.2, work_s=0.2) as job,
+        attached(job.socket) as console,
+    ):
+        late = []
+        for number in range(5):
+            await console.reaches(console.step + 1)
+            running = console.step + 1
+            state = await console.does(f"m{number}", "microbatch", microbatch=1 + number % 2)
+            late.append((state.step or 0) - running)
+    assert late == [1] * 5

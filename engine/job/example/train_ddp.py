@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 try:
@@ -58,11 +59,13 @@ def sample(step: int, index: int, sequence: int) -> torch.Tensor:
 
 def connect(rank: int, world: int, options: argparse.Namespace) -> Any:
     """Join the process group; returns the key-value store that its ranks share."""
+    limit = timedelta(seconds=options.timeout_s)
     if options.port is None:  # started by torchrun
-        dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=world)
+        dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=world, timeout=limit)
         return dist.distributed_c10d._get_default_store()
     store = dist.TCPStore("127.0.0.1", options.port, is_master=False)
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=world)
+    group = dist.PrefixStore("group", store)
+    dist.init_process_group("gloo", store=group, rank=rank, world_size=world, timeout=limit)
     return dist.PrefixStore("hook", store)
 
 
@@ -91,7 +94,7 @@ def train(rank: int, world: int, options: argparse.Namespace) -> None:
     settings = hook.step()
     while settings.step <= options.steps:
         began = time.perf_counter()
-        loss = one_step(model, optimizer, settings, rank, world, options)
+        loss = one_step(model, optimizer, hook, settings, rank, world, options)
         if options.step_s:
             time.sleep(max(0.0, options.step_s - (time.perf_counter() - began)))
         took = time.perf_counter() - began
@@ -106,6 +109,7 @@ def train(rank: int, world: int, options: argparse.Namespace) -> None:
 def one_step(
     model: DistributedDataParallel,
     optimizer: torch.optim.Optimizer,
+    hook: Hook,
     settings: Any,
     rank: int,
     world: int,
@@ -126,6 +130,8 @@ def one_step(
             # microbatches takes part in the synchronisation with nothing.
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), data[:, 1:].flatten(), reduction="sum")
             loss = loss * (world / tokens) * (1.0 if batches else 0.0)
+            if last:
+                hook.before_sync()
             loss.backward()
             total += float(loss.detach())
     optimizer.step()
@@ -143,6 +149,7 @@ def main() -> None:
     options.add_argument("--sequence", type=int, default=16)
     options.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     options.add_argument("--step-s", type=float, default=0.0, help="a step takes at least this long")
+    options.add_argument("--timeout-s", type=float, default=1800.0, help="of the process group")
     options.add_argument("--hook-directory", help="where the hook's socket goes; default: the hook's own")
     options.add_argument("--save", help="write the final parameters to this file")
     given = options.parse_args()

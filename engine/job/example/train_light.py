@@ -110,6 +110,8 @@ def train(rank: int, address: tuple[str, int], options: argparse.Namespace) -> N
                 error = x @ (weights - truth) + 0.01 * dice.standard_normal()
                 gradient += 2 * error * x / options.global_batch
                 loss += error**2 / options.global_batch
+            time.sleep(options.work_s)
+            hook.before_sync()
             weights = weights - 0.05 * store.all_reduce(f"gradient {settings.step}", gradient)
             log.append([settings.step, settings.microbatch, list(settings.microbatches)])
             time.sleep(options.step_s)
@@ -128,6 +130,7 @@ def main() -> None:
     options.add_argument("--microbatch", type=int, default=4)
     options.add_argument("--global-batch", type=int, default=32)
     options.add_argument("--step-s", type=float, default=0.0)
+    options.add_argument("--work-s", type=float, default=0.0, help="so long before its gradients")
     options.add_argument("--hook-directory")
     options.add_argument("--save")
     given = options.parse_args()

@@ -7,11 +7,12 @@ One file, standard library only, Python 3.8 or newer; copy it beside a training 
     settings = hook.step()                                  # settings of the step about to start
     while training:
         for microbatch in split(settings.samples(rank), settings.microbatch): ...
+        hook.before_sync()                                  # if you can: right before gradients are synchronised
         settings = hook.step(loss=loss, tokens=tokens, step_time_s=seconds)
 
 Rank 0 serves a Unix socket that only its own user (and root) can open; no network port. A change takes effect on all
-ranks at the same step boundary. The hook never raises into a running job because of its own trouble: it warns once and
-the job goes on without it.
+ranks at the same step boundary; a pause is waited out by all ranks within `step`. The hook never raises into a running
+job because of its own trouble: it warns once and the job goes on without it.
 
 A change leaves training the same up to rounding if each step uses the fixed samples that `Settings.samples` hands
 out, the loss is divided by the tokens of the whole global batch, randomness is keyed by sample, and each rank
@@ -39,10 +40,13 @@ LINE_LIMIT = 1 << 16
 BUFFER_LIMIT = 1 << 20
 REMEMBERED = 1024
 
-# A step synchronises gradients once, so no rank can begin step n + 1 before rank 0 has begun step n. A record that
-# rank 0 writes before its step n is therefore in the store before any rank asks for it ahead of step n + 1; one more
-# step is margin for trainers that overlap the synchronisation with the next step.
-STEPS_AHEAD = 2
+# A step synchronises gradients once: no rank can begin step n + 1 before rank 0 has given its own of step n. A record
+# that rank 0 writes before it begins step n, or later but before it gives its gradients, is therefore in the store
+# before any rank asks for it ahead of step n + 1.
+STEPS_AHEAD = 1
+PAUSE_S, PAUSE_LOOK_S, PAUSE_GRACE_S = 300.0, 0.05, 5.0
+# An operator who is gone for so long, or has sent nothing for so long, no longer holds the job.
+GONE_S, IDLE_S = 60.0, 900.0
 
 
 class Settings(collections.namedtuple("Settings", "step microbatch microbatches offsets")):
@@ -119,6 +123,7 @@ class Hook(object):
         host=None,
         max_microbatch=None,
         rebalance=True,
+        max_pause_s=PAUSE_S,
     ):
         if not (0 <= rank < world_size):
             raise ValueError("rank %d is not one of the %d ranks 0 to %d." % (rank, world_size, world_size - 1))
@@ -133,10 +138,11 @@ class Hook(object):
                 % (microbatch, global_batch, world_size, ", ".join(map(str, fits)) or "none")
             )
         self.job, self.rank, self.world_size = job, rank, world_size
-        self.global_batch, self.max_microbatch = global_batch, max_microbatch
+        self.global_batch, self.max_microbatch, self.max_pause_s = global_batch, max_microbatch, max_pause_s
         self._store, self._prefix = store, "rackside/%s/" % job
         self.settings = make_settings(0, microbatch, even_split(global_batch // microbatch, world_size))
         self._seen, self._written, self._pending, self._trouble = 0, 0, [], ""
+        self._pauses, self._pause_until = 0, None
         self._pid, self._ranks, self._server = os.getpid(), None, None
         place = {"rank": rank, "host": host or socket.gethostname(), "pid": os.getpid(), "device": device}
         self._register(place)
@@ -150,7 +156,8 @@ class Hook(object):
                 "global_batch": global_batch,
                 "tokens_per_sample": tokens_per_sample,
                 "plan": plan,
-                "can": (["microbatch"] + ["rebalance"] * bool(rebalance)) if changeable else [],
+                "can": _can(rebalance, max_pause_s) if changeable else [],
+                "max_pause_s": max_pause_s,
             }
             self._serve(directory)
         atexit.register(self.close)
@@ -181,7 +188,7 @@ class Hook(object):
                 self._give_up("reporting failed: %r" % (error,))
         try:
             if server is not None and server.commands:
-                self._accept(server, number)
+                self._accept(server, number + (STEPS_AHEAD if self._store is not None else 0))
             if self._store is not None:
                 self._fetch()
         except Exception as error:
@@ -190,7 +197,22 @@ class Hook(object):
             self._apply(number)
         else:
             self.settings = Settings(number, ended.microbatch, ended.microbatches, ended.offsets)
+        if self._pause_until is not None:
+            try:
+                self._wait_out(number)
+            except Exception as error:
+                self._give_up("a pause was cut short: %r" % (error,))
         return self.settings
+
+    def before_sync(self):
+        """Optional, on every rank, right before this step's gradients are synchronised: a command that has arrived by
+        then takes effect at the very next step, instead of one later. Costs nothing when none has."""
+        server = self._server
+        if server is not None and server.commands and self._store is not None:
+            try:
+                self._accept(server, self.settings.step + 1)
+            except Exception as error:
+                self._give_up("the process group's store failed: %r" % (error,))
 
     def close(self):
         """Stop serving and remove the socket. Safe to call twice, and in a forked child."""
@@ -227,6 +249,8 @@ class Hook(object):
     def _greeting(self):
         found = dict(self._facts, rackside_hook=PROTOCOL, step=self.settings.step, ranks=self._ranks)
         found["settings"] = self.settings.as_dict()
+        if self._server is not None:
+            found.update(holder=self._server.holder, paused_until=self._server.paused_until)
         return found
 
     def _report(self, server, ended, loss, tokens, step_time_s):
@@ -242,11 +266,10 @@ class Hook(object):
         value = self._store.get(key)
         return value.decode() if isinstance(value, bytes) else value
 
-    def _accept(self, server, number):
-        """Rank 0: give each waiting command its step and pass it to all ranks."""
+    def _accept(self, server, at):
+        """Rank 0: give each waiting command its step, `at` or later, and pass it to all ranks."""
         while server.commands:
             command = server.commands.popleft()
-            at = number + (STEPS_AHEAD if self._store is not None else 0)
             record = dict(command, step=max([at] + [p["step"] for p in self._pending]))
             if self._store is None:
                 self._pending.append(record)
@@ -271,13 +294,46 @@ class Hook(object):
         while self._pending and self._pending[0]["step"] <= number:
             command, before = self._pending.pop(0), now
             try:
-                now = self._changed(now, command)
+                if command["do"] == "pause":
+                    self._pause_until = time.monotonic() + self._seconds(command)
+                else:
+                    now = self._changed(now, command)
                 outcome = {"state": "applied", "step": number, "before": before.as_dict(), "settings": now.as_dict()}
             except Refused as error:
                 outcome = {"state": "rejected", "reason": str(error)}
+                if command["do"] == "pause" and self._pause_until is None and self._server is not None:
+                    self._server.resumed(number)
             if self._server is not None:
                 self._server.state(command["id"], outcome)
         self.settings = now
+
+    def _seconds(self, command):
+        seconds = finite(command.get("seconds"))
+        if seconds is None or not 0 < seconds <= self.max_pause_s:
+            raise Refused("A pause of this job is at most %g s, and longer than 0." % self.max_pause_s)
+        return seconds
+
+    def _wait_out(self, number):
+        """Wait until the pause is over, on every rank at the same boundary: no collective is under way meanwhile.
+
+        Rank 0 ends it, when its time is up or somebody resumes the job; the others look for its word in the store, and
+        go on by themselves a little later should it be silent.
+        """
+        server, until, key = self._server, self._pause_until, self._prefix + "resumed"
+        self._pause_until = None
+        self._pauses += 1
+        if self.rank == 0:
+            if server is not None:
+                server.paused(number, time.time() + until - time.monotonic())
+            while time.monotonic() < until and not (server is not None and server.resuming):
+                time.sleep(PAUSE_LOOK_S)
+            if self._store is not None:
+                self._store.add(key, 1)
+            if server is not None:
+                server.resumed(number)
+            return
+        while time.monotonic() < until + PAUSE_GRACE_S and int(self._store.add(key, 0)) < self._pauses:
+            time.sleep(PAUSE_LOOK_S)
 
     def _changed(self, now, command):
         total = self.global_batch
@@ -298,6 +354,10 @@ class Hook(object):
         if min(counts) < 0 or sum(counts) != want:
             raise Refused("The split must add up to %d microbatches, none below 0; not to %d." % (want, sum(counts)))
         return make_settings(now.step, now.microbatch, counts)
+
+
+def _can(rebalance, max_pause_s):
+    return ["microbatch"] + ["rebalance"] * bool(rebalance) + ["pause", "resume"] * bool(max_pause_s)
 
 
 def finite(value):
@@ -353,6 +413,8 @@ class Server(threading.Thread):
         self._lock = threading.Lock()
         self._clients = {}
         self._running = True
+        self.holder, self._heard = None, {}
+        self.paused_until, self._pausing, self._resumers = None, 0, []
         self._listener, self.path = self._listen(socket_directory(directory), job)
         self._inode = os.stat(self.path).st_ino
         self._wake_read, self._wake_write = os.pipe()
@@ -403,6 +465,22 @@ class Server(threading.Thread):
                 self._states.popitem(last=False)
             message = dict(known)
         self.tell(message)
+
+    def paused(self, step, until):
+        """The job waits from now on, at most until that unix second."""
+        self.paused_until = until
+        self.tell({"event": "pause", "step": step, "until": until})
+
+    @property
+    def resuming(self):
+        return bool(self._resumers)
+
+    def resumed(self, step):
+        """The job goes on; whoever asked for it is told."""
+        self.paused_until, self._pausing = None, 0
+        self.tell({"event": "pause", "step": step, "until": None})
+        while self._resumers:
+            self.state(self._resumers.pop(), {"state": "applied", "step": step})
 
     def close(self):
         """Say goodbye, stop the thread and remove the socket if it still is ours."""
@@ -532,14 +610,45 @@ class Server(threading.Thread):
             state = {"id": command_id, "state": "rejected", "reason": "This job does not offer %r." % (message["do"],)}
             self._queue(client, state)
             return
+        refusal = ""
         with self._lock:
             known = self._states.get(command_id)
             if known is None:
-                self._states[command_id] = {"id": command_id, "state": "accepted", "operator": client.operator}
-        if known is not None:
-            self._queue(client, dict(known))  # a repeated id is answered, never applied twice
+                refusal = self._held(client, message)
+                state = {"id": command_id, "state": "rejected" if refusal else "accepted", "operator": client.operator}
+                if refusal:
+                    state["reason"] = refusal
+                self._states[command_id] = state
+        if known is not None or refusal:
+            self._queue(client, dict(known or state))  # a repeated id is answered, never applied twice
+        elif message["do"] == "resume":
+            self._resumers.append(command_id)
         else:
+            self._pausing += message["do"] == "pause"
             self.commands.append(message)
+
+    def _held(self, client, message):
+        """Why this operator may not command the job now, or nothing: then the job is this operator's from here on.
+
+        One operator at a time: whoever commands holds the job until gone or idle for long. Another may steal it with a
+        reason, which everybody is told.
+        """
+        now, who, held = time.time(), client.operator, self.holder
+        if message["do"] == "resume" and not self._pausing:
+            return "The job is not paused."
+        if held is not None and held["operator"] != who:
+            there = any(c.greeted and c.operator == held["operator"] for c in self._clients.values())
+            heard = self._heard.get(held["operator"], 0.0)
+            reason = str(message.get("steal") or "")[:200]
+            if now - heard < (IDLE_S if there else GONE_S) and not reason:
+                since = time.strftime("%H:%M:%S", time.localtime(held["since"]))
+                return "%s holds this job since %s; steal it with a reason to act." % (held["operator"], since)
+            held = None
+        self._heard = {who: now}
+        if held is None:
+            self.holder = {"operator": who, "since": now, "reason": str(message.get("steal") or "")[:200]}
+            self.tell({"event": "holder", "holder": self.holder})
+        return ""
 
     def _refuse(self, client, why):
         self._queue(client, {"error": "rackside_hook closes this connection: %s." % why, "rackside_hook": PROTOCOL})
