@@ -195,9 +195,14 @@ class Tick(_Record, frozen=True):
 
 
 class GpuResult(_Record, frozen=True):
+    """What one GPU was set to: a power limit in W, or an SM clock lock in MHz (None: not locked)."""
+
     before_w: float | None = None
     asked_w: float | None = None
     now_w: float | None = None
+    before_mhz: float | None = None
+    asked_mhz: float | None = None
+    now_mhz: float | None = None
 
 
 class Result(_Record, frozen=True):
@@ -211,11 +216,12 @@ class Result(_Record, frozen=True):
 
 
 class Released(_Record, frozen=True):
-    """A leased limit was given back."""
+    """A lease was given back: `released` is a GPU's index or a pid, `what` power (W), clock (MHz) or stop."""
 
     released: int
     reason: str
-    limit_w: float | None = None
+    what: str = "power"
+    value: float | None = None
     error: str = ""
 
 

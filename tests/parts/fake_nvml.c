@@ -135,7 +135,30 @@ int nvmlDeviceSetPowerManagementLimit(device_t *d, unsigned int milliwatts) {
     fclose(file);
     return 0;
 }
-int nvmlDeviceGetClockInfo(device_t *d, int kind, unsigned int *out) { return whole(d, kind == 1 ? "sm_clock" : "memory_clock", out); }
+static int lock_clock(device_t *d, unsigned int mhz) {
+    char path[512];
+    double ignored;
+    int r = find(d->index, "clock_set", &ignored, NULL, 0);
+    if (r > 0) return r;
+    if (r == 0) return 0; /* claims success and does nothing */
+    set_path(path, sizeof path);
+    FILE *file = fopen(path, "a");
+    if (!file) return 4;
+    fprintf(file, "gpu%d.lock %u\n", d->index, mhz);
+    fclose(file);
+    return 0;
+}
+int nvmlDeviceSetGpuLockedClocks(device_t *d, unsigned int low, unsigned int high) { return low > high ? 2 : lock_clock(d, high); }
+int nvmlDeviceResetGpuLockedClocks(device_t *d) { return lock_clock(d, 0); }
+int nvmlDeviceGetClockInfo(device_t *d, int kind, unsigned int *out) {
+    char path[512], key[64];
+    double lock = 0;
+    int r = whole(d, kind == 1 ? "sm_clock" : "memory_clock", out);
+    set_path(path, sizeof path);
+    snprintf(key, sizeof key, "gpu%d.lock", d->index);
+    if (!r && kind == 1 && look(path, key, &lock, NULL, 0) == 0 && lock > 0 && *out > lock) *out = (unsigned int)lock;
+    return r;
+}
 int nvmlDeviceGetMaxClockInfo(device_t *d, int kind, unsigned int *out) { (void)kind; return whole(d, "sm_clock_max", out); }
 int nvmlDeviceGetMaxPcieLinkGeneration(device_t *d, unsigned int *out) { return whole(d, "pcie_gen", out); }
 int nvmlDeviceGetMaxPcieLinkWidth(device_t *d, unsigned int *out) { return whole(d, "pcie_width", out); }

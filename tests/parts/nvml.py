@@ -59,13 +59,14 @@ class FakeNvml:
         fresh.write_text("\n".join(lines) + "\n")
         fresh.replace(self.path)
 
-    def limits(self) -> dict[int, int]:
-        """Limits that were set, mW by GPU; the last one counts."""
+    def limits(self, what: str = "limit") -> dict[int, int]:
+        """What was set by GPU, the last one counts: limits in mW, or (`lock`) clock locks in MHz, 0 for none."""
         written = Path(f"{self.path}.set")
         found: dict[int, int] = {}
         for line in written.read_text().splitlines() if written.exists() else []:
             key, value = line.split()
-            found[int(key[3:].split(".")[0])] = int(value)
+            if key.endswith(f".{what}"):
+                found[int(key[3:].split(".")[0])] = int(value)
         return found
 
     def overrule(self, gpu: int, milliwatts: int) -> None:

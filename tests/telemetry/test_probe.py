@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ import pytest
 from engine.telemetry.loader import BOOTSTRAP, PROBE, probe_payload
 from engine.telemetry.reading import FRAME
 from tests.parts.nvml import FakeNvml
+from tests.parts.waiting import until
 
 
 class Running:
@@ -264,7 +266,7 @@ async def test_a_lease_that_is_not_renewed_gives_back_what_was_before(nvml: Fake
         running.send(id="b", do="power_limit", gpus={"0": 400}, lease_s=0.4)
         await running.record("result")
         released = await running.record("released")
-        assert (released["released"], released["limit_w"], released["reason"]) == (0, 650, "the lease ran out")
+        assert (released["released"], released["value"], released["reason"]) == (0, 650, "the lease ran out")
     assert nvml.limits()[0] == 650000, "the limit before the first command, not the default and not the one between"
 
 
@@ -291,6 +293,105 @@ async def test_restore_gives_back_at_once(nvml: FakeNvml) -> None:
         assert (await running.record("result"))["state"] == "done"
         assert nvml.limits()[0] == 700000
         running.send(id="c", do="restore", gpus=[1])
-        assert "holds no limit" in (await running.record("result"))["reason"]
+        assert "holds nothing" in (await running.record("result"))["reason"]
         running.send(do="nonsense", id="d")
         assert "cannot do 'nonsense'" in (await running.record("result"))["reason"]
+
+
+async def test_a_clock_is_locked_seen_to_come_down_and_let_go(nvml: FakeNvml) -> None:
+    async with probe(nvml) as running:
+        running.send(id="a", do="clock_lock", gpus={"0": 1200}, lease_s=60)
+        result = await running.record("result")
+        assert result["gpus"]["0"] == {"before_mhz": None, "asked_mhz": 1200, "now_mhz": 1200}
+        assert nvml.limits("lock") == {0: 1200}
+        running.send(id="b", do="restore", what="clock", gpus=[0])
+        assert (await running.record("result"))["state"] == "done"
+        assert nvml.limits("lock") == {0: 0}
+        running.send(id="c", do="clock_lock", gpus={"1": 1300}, lease_s=0.3)
+        await running.record("result")
+        assert (await running.record("released"))["what"] == "clock"
+    assert nvml.limits("lock") == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize(
+    ("readings", "mhz", "says"),
+    [
+        ({}, 2500, "2500 MHz is outside the 1 to 1980 MHz"),
+        ({"gpu0_clock_set": "!3"}, 1200, "cannot lock its clock"),
+        ({"gpu0_clock_set": "!4"}, 1200, "nvidia-smi -i * -lgc *"),
+        ({"gpu0_clock_set": "ignored"}, 1200, "took a lock at 1200 MHz and the clock still is 1755 MHz"),
+    ],
+)
+async def test_a_clock_that_is_not_locked_is_told(
+    nvml: FakeNvml, readings: dict[str, str], mhz: int, says: str
+) -> None:
+    nvml.write(**readings)
+    async with probe(nvml) as running:
+        running.send(id="x", do="clock_lock", gpus={"0": mhz}, lease_s=60)
+        result = await running.record("result")
+        assert result["state"] == "failed"
+        assert says in result["reason"]
+
+
+@pytest.mark.parametrize("heir", [True, False])
+async def test_a_probe_that_is_killed_gives_back_all_the_same(nvml: FakeNvml, heir: bool) -> None:
+    """SIGKILL cannot be caught: its heir puts the limit back, or, when that died too, the next probe does."""
+    nvml.overrule(0, 650000)
+    async with probe(nvml) as running:
+        running.send(id="a", do="power_limit", gpus={"0": 500}, lease_s=600)
+        running.send(id="b", do="clock_lock", gpus={"1": 1200}, lease_s=600)
+        await running.record("result")
+        await running.record("result")
+        children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+        assert len(children) == 1
+        if not heir:
+            os.kill(int(children[0]), signal.SIGKILL)
+        running.process.kill()
+        await running.process.wait()
+        if not heir:
+            assert nvml.limits()[0] == 500000
+            async with probe(nvml, node="another") as later:
+                await later.record("tick")
+        await until(lambda: (nvml.limits()[0], nvml.limits("lock")[1]) == (650000, 0))
+
+
+async def test_what_another_console_holds_is_left_to_it(nvml: FakeNvml) -> None:
+    async with probe(nvml, node="first") as first, probe(nvml, node="second") as second:
+        first.send(id="a", do="power_limit", gpus={"0": 500}, lease_s=60, operator="ann@desk")
+        await first.record("result")
+        second.send(id="b", do="power_limit", gpus={"0": 400, "1": 400}, lease_s=60, operator="guard@head")
+        refused = await second.record("result")
+        assert (refused["state"], refused["reason"]) == (
+            "failed",
+            "GPU 0 is held by ann@desk; it is to be undone there first",
+        )
+        first.send(id="c", do="restore", gpus=[0])
+        await first.record("result")
+        second.send(id="d", do="power_limit", gpus={"0": 400}, lease_s=60)
+        assert (await second.record("result"))["state"] == "done"
+
+
+async def test_a_stopped_process_goes_on_when_the_lease_ends(nvml: FakeNvml) -> None:
+    """Only processes on this node's GPUs; whoever stopped them may die."""
+    trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", "import sys; sys.stdin.read()", stdin=-1)
+    try:
+        nvml.write(pid=trainer.pid, pid_memory=1 << 30)
+        async with probe(nvml) as running:
+            await running.record("processes")
+            running.send(id="a", do="stop", pids=[trainer.pid], lease_s=60)
+            assert (await running.record("result"))["state"] == "done"
+            assert _state(trainer.pid) == "T"
+            running.send(id="b", do="stop", pids=[os.getpid()], lease_s=60)
+            assert "is not on a GPU of this node" in (await running.record("result"))["reason"]
+            running.send(id="c", do="stop", pids=[trainer.pid])
+            assert "for a time only" in (await running.record("result"))["reason"]
+            running.process.kill()
+            await running.process.wait()
+        await until(lambda: _state(trainer.pid) == "S")
+    finally:
+        trainer.kill()
+        await trainer.wait()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

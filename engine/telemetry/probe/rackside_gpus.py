@@ -68,6 +68,11 @@ class Gpus(object):
         self.turn, self.told, self.links_told, self.xids = 0, {}, None, []
         self.processes_told, self.jobs = None, {}
 
+    def answering(self, index):
+        """The GPU of that index, if it answers."""
+        gpu = self.all[index] if 0 <= index < len(self.all) else None
+        return None if gpu is None or gpu.handle is None else gpu
+
     def read(self, name, *args):
         """One NVML call: its value, or the word for why there is none."""
         nvml = self.host.nvml

@@ -3,8 +3,10 @@
 Another host may stand in with the same methods: everything else of the probe reaches the world through one.
 """
 
+import errno
 import fcntl
 import getpass
+import json
 import os
 import signal
 import socket
@@ -80,6 +82,36 @@ class System(object):
             )
         return out
 
+    def leave_heir(self, give_back):
+        """Have somebody outlive this program who gives back what it held; a host that cannot has nobody."""
+
+    def keep(self, held):
+        """Note what is held now, for the heir and for later probes."""
+
+    def kept_by_others(self):
+        """What other probes that live hold on this node."""
+        return []
+
+    def orphans(self):
+        """What probes that are no more held, as they noted it."""
+        return []
+
+    def wait(self, seconds):
+        time.sleep(seconds)
+
+    def started(self, pid):
+        """When a process began, in the kernel's ticks; None for one that is not there."""
+        words = (self.read("/proc/%d/stat" % pid) or "").rpartition(")")[2].split()
+        return int(words[19]) if len(words) > 19 and words[19].isdigit() else None
+
+    def stopped(self, pid):
+        """When a process began, if it is stopped; else None."""
+        words = (self.read("/proc/%d/stat" % pid) or "").rpartition(")")[2].split()
+        return self.started(pid) if words and words[0] in "Tt" else None
+
+    def signal(self, pid, stop):
+        return "processes of this host cannot be stopped"
+
     def process(self, pid):
         """A process's name, the job that its environment names, and the CPUs it may run on."""
         found = {"name": (self.read("/proc/%d/comm" % pid) or "").strip()}
@@ -112,7 +144,94 @@ class Host(System):
 
     def __init__(self, nvml, nvml_error=""):
         self.nvml, self.nvml_error = nvml, nvml_error
-        self._claim = None
+        self._claim, self._file, self._heir = None, None, None
+
+    def leave_heir(self, give_back):
+        """Forked before anything touches the driver or starts a thread. It reads what is held, a line a change, and
+        acts at the end of input, which nothing that kills this program can prevent."""
+        read, write = os.pipe()
+        if os.fork():
+            os.close(read)
+            self._heir = write
+            return
+        os.close(write)
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)  # or the connection would stay open as long as the heir lives
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        last = b""
+        with os.fdopen(read, "rb") as lines:
+            for line in lines:
+                last = line if line.endswith(b"\n") else last
+        try:
+            give_back(last.decode() or "[]")
+        finally:
+            os._exit(0)
+
+    def keep(self, held):
+        try:
+            if self._heir is not None:
+                os.write(self._heir, held.encode() + b"\n")
+            if self._claim is None:
+                return
+            path = self._claim.name.replace("probe-", "leases-").replace(".lock", ".json")
+            if held == "[]":
+                os.unlink(path)
+                return
+            with open(path + ".new", "w") as file:
+                file.write(held)
+            os.rename(path + ".new", path)
+        except (OSError, IOError):
+            pass  # the lease itself still ends by its time
+
+    def _others(self):
+        """(whether its probe lives, its path) of every note that another probe left."""
+        place = self._own_directory()
+        for name in self.list(place) if place else []:
+            if not (name.startswith("leases-") and name.endswith(".json")):
+                continue
+            path = os.path.join(place, name)
+            lock = path.replace("leases-", "probe-").replace(".json", ".lock")
+            ours = self._claim is not None and lock == self._claim.name
+            yield not ours and self._locked(lock), path
+
+    def _locked(self, path):
+        try:
+            with open(path, "r") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except (OSError, IOError) as error:
+            return getattr(error, "errno", None) in (errno.EWOULDBLOCK, errno.EACCES)
+
+    def kept_by_others(self):
+        found = []
+        for lives, path in self._others():
+            if lives:
+                try:
+                    found += json.loads(self.read(path) or "[]")
+                except ValueError:
+                    pass
+        return found
+
+    def orphans(self):
+        found = []
+        for lives, path in self._others():
+            if not lives:
+                found.append(self.read(path) or "[]")
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass
+        return found
+
+    def signal(self, pid, stop):
+        try:
+            os.kill(pid, signal.SIGSTOP if stop else signal.SIGCONT)
+            return ""
+        except OSError as error:
+            return "process %d cannot be %s: %s" % (pid, "stopped" if stop else "continued", error.strerror)
 
     def claim(self, console):
         """Be the one probe of this console on this node; a sentence when that cannot be.

@@ -4,8 +4,8 @@ Python 3.6 or newer, standard library only. It touches the world through `host`,
 whoever provides a host (see rackside_host) can run it. Every record is one line that begins with FRAME, so that banners
 mixed into the output are told apart.
 
-Power limits set through the probe are leased: without a renewal in time, or when the input ends, the limit that was in
-force before is put back, if the present one still is ours.
+What is set through the probe is leased: without a renewal in time, or when the input ends, what was in force before is
+put back (rackside_leases).
 """
 
 import json
@@ -14,21 +14,25 @@ import signal
 import threading
 
 from rackside_gpus import Gpus, mega
+from rackside_leases import Leases, give_back
 
 VERSION = 1
 FRAME = b"\x1e"
 RETRY_S = 10.0
 LINE_LIMIT = 1 << 20
 REMEMBERED = 256
-ERROR_NO_PERMISSION = 4
 SLOW_TICKS = 10
+SETS = {"power_limit": "power", "clock_lock": "clock", "stop": "stop"}
 
 
 def main(stdin, stdout, host, interval_s=1.0, console=""):
     """Run until `stdin` ends. `stdin` and `stdout` are binary streams. A sentence when it must not run."""
+    host.leave_heir(lambda kept: give_back(host, kept))
     refusal = host.claim(console) if console else ""
     if refusal:
         return refusal
+    for kept in host.orphans():
+        give_back(host, kept)
     Probe(stdin, stdout, host, interval_s).run()
     return ""
 
@@ -49,7 +53,8 @@ class Probe(object):
         self.lines = queue.Queue()
         self.gpus, self.seq, self.trouble = Gpus(host), 0, None
         self.next_try = 0.0
-        self.leases, self.results, self.order = {}, {}, []
+        self.leases = Leases(self.gpus, host, self._print)
+        self.results, self.order = {}, []
         self.links_told, self.errors_told, self.counted = None, None, {}
         reader = threading.Thread(target=self._listen, args=(stdin,), name="rackside-input")
         reader.daemon = True
@@ -75,7 +80,7 @@ class Probe(object):
                 now = self.host.monotonic()
                 if now >= due:
                     self._tick()
-                    self._expire()
+                    self.leases.expire()
                     due += self.interval_s * max(1, int((self.host.monotonic() - due) / self.interval_s) + 1)
                     next_sample = self.host.monotonic() + self.host.sample_s
                 elif now >= next_sample:
@@ -86,7 +91,7 @@ class Probe(object):
         except (OSError, ValueError, Ended):
             pass  # nobody reads any more
         finally:
-            self._release(list(self.leases), "the console is gone")
+            self.leases.release_all("the console is gone")
 
     def _take_line(self, wait_s):
         """Wait for one input line at most `wait_s`; False at the end of input."""
@@ -168,7 +173,7 @@ class Probe(object):
 
     def _command(self, command):
         if command.get("do") == "renew":
-            self._renew()
+            self.leases.renew()
             return
         if command.get("do") == "interval":
             self.interval_s = min(60.0, max(0.1, float(number_of(command.get("seconds")) or self.interval_s)))
@@ -186,15 +191,12 @@ class Probe(object):
 
     def _act(self, command):
         try:
-            if command.get("do") == "power_limit":
-                return self._set_limits(command)
+            if command.get("do") in SETS:
+                return self._set(command)
             if command.get("do") == "examine":
                 return self._examine()
             if command.get("do") == "restore":
-                wanted = [int(i) for i in command.get("gpus", [])]
-                kept = self._release(wanted, None)
-                reason = "; ".join(kept)
-                return {"state": "failed" if kept else "done", "gpus": {}, "reason": reason}
+                return self._restore(command)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             return {"state": "failed", "gpus": {}, "reason": "the command is malformed: %r" % (error,)}
         return {"state": "failed", "gpus": {}, "reason": "this probe cannot do %r" % (command.get("do"),)}
@@ -209,116 +211,26 @@ class Probe(object):
             may = "yes, by sudo" if status == 0 else "no: %s" % (said.strip()[-120:] or "sudo refuses")
         return {"state": "done", "gpus": {}, "reason": "", "found": {"may_limit": may, "user": self.host.user()}}
 
-    def _set_limits(self, command):
-        """All GPUs of the command or none: when one refuses, those already set are put back."""
-        wanted = {int(i): round(float(w) * 1000) for i, w in command["gpus"].items()}
+    def _set(self, command):
+        """All of the command or none of it."""
+        kind = SETS[command["do"]]
+        unit = 1000.0 if kind == "power" else 1.0
+        wanted = command["gpus"].items() if kind != "stop" else ((pid, 1.0) for pid in command["pids"])
+        values = {int(i): None if v is None else round(float(v) * unit) for i, v in wanted}
         lease_s = command.get("lease_s")
         lease_s = None if lease_s is None else float(lease_s)
-        done, report, reason = [], {}, ""
-        for index in sorted(wanted):
-            before = self._limit_mw(index)
-            error = self._set_limit(index, wanted[index])
-            after = self._limit_mw(index)
-            if not error and after != wanted[index]:
-                error = "the driver took %d W and kept %s W" % (wanted[index] // 1000, watts(after))
-            report[str(index)] = {"before_w": watts(before), "asked_w": wanted[index] / 1000.0, "now_w": watts(after)}
-            if error:
-                reason = "GPU %d: %s" % (index, error)
-                break
-            done.append((index, before))
-        if not reason:
-            for index, before in done:
-                held = self.leases.get(index)
-                if lease_s is None:
-                    self.leases.pop(index, None)
-                else:
-                    first = held["before"] if held and held["ours"] == before else before
-                    until = self.host.monotonic() + lease_s
-                    self.leases[index] = {"before": first, "ours": wanted[index], "until": until, "lease_s": lease_s}
-            return {"state": "done", "gpus": report, "reason": ""}
-        stuck = [index for index, before in done if self._set_limit(index, before)]
-        if done:
-            reason += "; the %d set before it were put back" % (len(done) - len(stuck))
-        if stuck:
-            reason += ", but not GPU %s" % ", ".join(map(str, stuck))
-        return {"state": "partial" if stuck else "failed", "gpus": report, "reason": reason}
+        if kind == "stop" and lease_s is None:
+            raise ValueError("a process is stopped for a time only")
+        operator = str(command.get("operator", ""))[:80]
+        state, report, reason = self.leases.set(kind, values, lease_s, operator)
+        suffix = "_mhz" if kind == "clock" else "_w"
+        told = {i: {k + suffix: v for k, v in row.items()} for i, row in report.items()} if kind != "stop" else {}
+        return {"state": state, "gpus": told, "reason": reason}
 
-    def _limit_mw(self, index):
-        gpu = self._gpu(index)
-        value = "lost" if gpu is None else self.gpus.read("nvmlDeviceGetPowerManagementLimit", gpu.handle)
-        return None if isinstance(value, str) else int(value)
-
-    def _gpu(self, index):
-        """The GPU of that index, if it answers."""
-        gpu = self.gpus.all[index] if 0 <= index < len(self.gpus.all) else None
-        return None if gpu is None or gpu.handle is None else gpu
-
-    def _set_limit(self, index, milliwatts):
-        """Set one limit; an empty text, or why not. The first form of the call: the second always claims success."""
-        gpu, nvml = self._gpu(index), self.host.nvml
-        if gpu is None:
-            return "there is no such GPU on this node"
-        facts = gpu.facts
-        low, high = facts["power_limit_min_w"], facts["power_limit_max_w"]
-        if not isinstance(low, str) and not low * 1000 <= milliwatts <= high * 1000:
-            return "%d W is outside the %d to %d W that the board allows" % (milliwatts // 1000, low, high)
-        try:
-            nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, milliwatts)
-            return ""
-        except nvml.NVMLError as error:
-            if getattr(error, "value", None) != ERROR_NO_PERMISSION:
-                return "the driver refused %d W: %s" % (milliwatts // 1000, error)
-        return self._sudo_limit(facts.get("bus_id"), milliwatts)
-
-    def _sudo_limit(self, bus, milliwatts):
-        command = ["sudo", "-n", "nvidia-smi", "-i", str(bus), "-pl", str(milliwatts // 1000)]
-        status, output = self.host.run(command, 10.0)
-        if status == 0:
-            return ""
-        return (
-            "this user may not set power limits, and 'sudo -n nvidia-smi -pl' was refused (%s); allow it with the "
-            "sudoers line '%s ALL=(root) NOPASSWD: /usr/bin/nvidia-smi -i * -pl *'"
-        ) % (output.strip()[-120:] or "exit %s" % status, self.host.user())
-
-    def _renew(self):
-        for lease in self.leases.values():
-            lease["until"] = self.host.monotonic() + lease["lease_s"]
-
-    def _expire(self):
-        now = self.host.monotonic()
-        self._release([i for i, lease in self.leases.items() if lease["until"] <= now], "the lease ran out")
-
-    def _release(self, indexes, why):
-        """Put back what was in force before, if the present limit still is ours. Returns what could not be done."""
-        kept = []
-        for index in indexes:
-            lease = self.leases.pop(index, None)
-            if lease is None:
-                if why is None:
-                    kept.append("GPU %d: this console holds no limit there" % index)
-                continue
-            now = self._limit_mw(index)
-            error = ""
-            if now == lease["ours"]:
-                error = self._set_limit(index, lease["before"])
-            elif why is None:
-                error = "somebody else has set %s W since; it is left alone" % watts(now)
-            if error:
-                kept.append("GPU %d: %s" % (index, error))
-            if why is not None:
-                self._say_released(index, lease, error, why)
-        return kept
-
-    def _say_released(self, index, lease, error, why):
-        try:
-            record = {"released": index, "limit_w": watts(lease["before"]), "reason": why, "error": error}
-            self._print(record)
-        except (OSError, ValueError):
-            pass
-
-
-def watts(milliwatts):
-    return None if milliwatts is None else milliwatts / 1000.0
+    def _restore(self, command):
+        kind = command.get("what", "power")
+        kept = self.leases.restore(kind, [int(i) for i in command.get("pids" if kind == "stop" else "gpus", [])])
+        return {"state": "failed" if kept else "done", "gpus": {}, "reason": "; ".join(kept)}
 
 
 def number_of(value):

@@ -1,0 +1,272 @@
+"""What the probe holds down on a node: power limits, SM clock locks and stopped processes, each leased.
+
+Python 3.6 or newer. A lease that is not renewed in time, or whose probe ends, is given back: what was in force before
+comes back, if the present value still is ours. Three layers see to it: the probe itself; its heir, a process forked at
+its start that outlives a SIGKILL of the probe; and the next probe of whatever console, from a file that names what was
+held.
+"""
+
+import json
+
+from rackside_gpus import Gpus
+
+ERROR_NO_PERMISSION = 4
+ERROR_UNSUPPORTED = 3
+CLOCK_SLACK_MHZ = 45
+LOOKS, LOOK_S = 10, 0.1
+SUDOERS = "'%s ALL=(root) NOPASSWD: {0} -pl *, {0} -lgc *, {0} -rgc'".format("/usr/bin/nvidia-smi -i *")
+
+
+class Power(object):
+    """Power limits in mW; an index is a GPU's."""
+
+    name = "power"
+
+    def __init__(self, gpus, host):
+        self.gpus, self.host = gpus, host
+
+    def now(self, index):
+        gpu = self.gpus.answering(index)
+        value = "lost" if gpu is None else self.gpus.read("nvmlDeviceGetPowerManagementLimit", gpu.handle)
+        return None if isinstance(value, str) else int(value)
+
+    def put(self, index, milliwatts):
+        """An empty text, or why not. The first form of the call: the second always claims success."""
+        gpu, nvml = self.gpus.answering(index), self.host.nvml
+        if gpu is None:
+            return "there is no such GPU on this node"
+        low, high = gpu.facts["power_limit_min_w"], gpu.facts["power_limit_max_w"]
+        if not isinstance(low, str) and not low * 1000 <= milliwatts <= high * 1000:
+            return "%d W is outside the %d to %d W that the board allows" % (milliwatts // 1000, low, high)
+        try:
+            nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, milliwatts)
+        except nvml.NVMLError as error:
+            if getattr(error, "value", None) != ERROR_NO_PERMISSION:
+                return "the driver refused %d W: %s" % (milliwatts // 1000, error)
+            refused = sudo(self.host, gpu, ["-pl", str(milliwatts // 1000)], "set power limits")
+            if refused:
+                return refused
+        after = self.now(index)
+        if after != milliwatts:
+            return "the driver took %d W and kept %s W" % (milliwatts // 1000, None if after is None else after / 1e3)
+        return ""
+
+    def ours(self, index, lease):
+        return self.now(index) == lease["ours"]
+
+    def told(self, value):
+        return None if value is None else value / 1000.0
+
+
+class Clock(object):
+    """Highest SM clock in MHz, None where none is locked. The driver does not tell a lock: what this probe locked is
+    known here, and its effect is read."""
+
+    name = "clock"
+
+    def __init__(self, gpus, host):
+        self.gpus, self.host = gpus, host
+        self.locked = {}
+
+    def now(self, index):
+        return self.locked.get(index)
+
+    def put(self, index, mhz):
+        gpu, nvml = self.gpus.answering(index), self.host.nvml
+        if gpu is None:
+            return "there is no such GPU on this node"
+        most = gpu.facts.get("sm_clock_max_mhz")
+        if mhz is not None and not isinstance(most, str) and most and not 0 < mhz <= most:
+            return "%d MHz is outside the 1 to %d MHz that the board allows" % (mhz, most)
+        try:
+            if mhz is None:
+                nvml.nvmlDeviceResetGpuLockedClocks(gpu.handle)
+            else:
+                nvml.nvmlDeviceSetGpuLockedClocks(gpu.handle, 0, mhz)
+        except nvml.NVMLError as error:
+            code = getattr(error, "value", None)
+            if code == ERROR_UNSUPPORTED:
+                return "this board cannot lock its clock"
+            if code != ERROR_NO_PERMISSION:
+                return "the driver refused %s MHz: %s" % (mhz, error)
+            words = ["-rgc"] if mhz is None else ["-lgc", "0,%d" % mhz]
+            refused = sudo(self.host, gpu, words, "lock clocks")
+            if refused:
+                return refused
+        self.locked[index] = mhz
+        return "" if mhz is None else self._followed(gpu, mhz)
+
+    def _followed(self, gpu, mhz):
+        """Whether the clock came down: nothing else shows that a lock is in force."""
+        now = None
+        for _ in range(LOOKS):
+            now = self.gpus.read("nvmlDeviceGetClockInfo", gpu.handle, 1)
+            if isinstance(now, str) or now <= mhz + CLOCK_SLACK_MHZ:
+                return ""
+            self.host.wait(LOOK_S)
+        return "the driver took a lock at %d MHz and the clock still is %d MHz" % (mhz, now)
+
+    def ours(self, index, lease):
+        return True  # nobody can tell; a lock that is not there is reset without harm
+
+    def told(self, value):
+        return None if value is None else float(value)
+
+
+class Stopped(object):
+    """Processes on this node's GPUs, stopped: an index is a pid, its value when it was started if it is stopped, None
+    while it runs."""
+
+    name = "stop"
+
+    def __init__(self, gpus, host):
+        self.gpus, self.host = gpus, host
+
+    def now(self, pid):
+        return self.host.stopped(pid)
+
+    def put(self, pid, started):
+        """Stop a process (any value), or let it go on (None)."""
+        if started is not None and pid not in self.gpus.jobs:
+            return "process %d is not on a GPU of this node" % pid
+        return self.host.signal(pid, started is not None)
+
+    def ours(self, pid, lease):
+        return self.now(pid) is not None and self.host.started(pid) == lease["ours"]
+
+    def told(self, value):
+        return None
+
+
+def sudo(host, gpu, words, what):
+    status, output = host.run(["sudo", "-n", "nvidia-smi", "-i", str(gpu.facts.get("bus_id")), *words], 10.0)
+    if status == 0:
+        return ""
+    said = output.strip()[-120:] or "exit %s" % status
+    return ("this user may not %s, and 'sudo -n nvidia-smi %s' was refused (%s); allow it with the sudoers line %s") % (
+        what,
+        words[0],
+        said,
+        SUDOERS % host.user(),
+    )
+
+
+class Leases(object):
+    """All that is held. `say` prints a record to the console."""
+
+    def __init__(self, gpus, host, say):
+        self.host, self.say = host, say
+        self.kinds = {kind.name: kind(gpus, host) for kind in (Power, Clock, Stopped)}
+        self.held = {}
+
+    def set(self, kind_name, wanted, lease_s, operator):
+        """Set every value of {index: value} or none: (state, {index: {before, asked, now}}, reason)."""
+        kind, done, report, reason = self.kinds[kind_name], [], {}, self._taken(kind_name, wanted)
+        for index in [] if reason else sorted(wanted):
+            before = kind.now(index)
+            error = kind.put(index, wanted[index])
+            now = kind.now(index)
+            report[str(index)] = {"before": kind.told(before), "asked": kind.told(wanted[index]), "now": kind.told(now)}
+            if error:
+                reason = "%s %d: %s" % ("process" if kind_name == "stop" else "GPU", index, error)
+                if now != before:  # it took something, if not what was asked for
+                    done.append((index, before))
+                break
+            done.append((index, before))
+        if not reason:
+            for index, before in done:
+                self._lease(kind_name, index, before, wanted[index], lease_s, operator)
+            self._keep()
+            return "done", report, ""
+        back = [(index, kind.put(index, before)) for index, before in done]
+        stuck = [index for index, error in back if error]
+        if done:
+            reason += "; the %d set before it were put back" % (len(done) - len(stuck))
+        if stuck:
+            reason += ", but not %s" % ", ".join(map(str, stuck))
+        return ("partial" if stuck else "failed"), report, reason
+
+    def _lease(self, kind, index, before, value, lease_s, operator):
+        earlier = self.held.pop((kind, index), None)
+        if lease_s is None:
+            return
+        first = earlier["before"] if earlier and earlier["ours"] == before else before
+        ours = self.host.started(index) if kind == "stop" else value
+        until = self.host.monotonic() + lease_s
+        lease = {"kind": kind, "index": index, "before": first, "ours": ours, "until": until, "lease_s": lease_s}
+        self.held[kind, index] = dict(lease, operator=operator)
+
+    def _taken(self, kind, wanted):
+        """Who else holds one of these: consoles that hold each other's limits would never come back to the first."""
+        for other in self.host.kept_by_others():
+            if other.get("kind") == kind and other.get("index") in wanted:
+                what = "process" if kind == "stop" else "GPU"
+                held = (what, other["index"], other.get("operator") or "another console")
+                return "%s %d is held by %s; it is to be undone there first" % held
+        return ""
+
+    def restore(self, kind, indexes):
+        """Give back at once; what could not be done, as sentences."""
+        return self._release([(kind, index) for index in indexes], None)
+
+    def renew(self):
+        for lease in self.held.values():
+            lease["until"] = self.host.monotonic() + lease["lease_s"]
+
+    def expire(self):
+        now = self.host.monotonic()
+        late = [key for key, lease in self.held.items() if lease["until"] <= now]
+        if late:
+            self._release(late, "the lease ran out")
+
+    def release_all(self, why):
+        self._release(list(self.held), why)
+
+    def _release(self, keys, why):
+        """Put back what was in force before, if the present value still is ours. Returns what could not be done."""
+        kept = []
+        for key in keys:
+            lease, (kind_name, index) = self.held.pop(key, None), key
+            kind = self.kinds[kind_name]
+            if lease is None:
+                if why is None:
+                    kept.append("GPU %d: this console holds nothing there" % index)
+                continue
+            error = ""
+            if kind.ours(index, lease):
+                error = kind.put(index, lease["before"])
+            elif why is None and kind_name == "power":
+                error = "somebody else has set %s W since; it is left alone" % kind.told(kind.now(index))
+            if error:
+                kept.append("GPU %d: %s" % (index, error))
+            if why is not None:
+                self._say_released(kind, lease, error, why)
+        self._keep()
+        return kept
+
+    def _say_released(self, kind, lease, error, why):
+        try:
+            told = kind.told(lease["before"])
+            self.say({"released": lease["index"], "what": kind.name, "value": told, "reason": why, "error": error})
+        except (OSError, ValueError):
+            pass
+
+    def _keep(self):
+        """Tell the heir and leave the file: what is held now."""
+        self.host.keep(json.dumps(list(self.held.values())))
+
+
+def give_back(host, kept):
+    """Give back what a probe that is no more held: `kept` as it was left. For the heir and for the next probe."""
+    try:
+        leases = [lease for lease in json.loads(kept) if lease["kind"] in ("power", "clock", "stop")]
+    except (ValueError, TypeError, KeyError):
+        return  # cut short or not ours: nothing is touched on a guess
+    if not leases:
+        return
+    gpus = Gpus(host)
+    gpus.discover()
+    for lease in leases:
+        kind = {"power": Power, "clock": Clock, "stop": Stopped}[lease["kind"]](gpus, host)
+        if kind.ours(lease["index"], lease):
+            kind.put(lease["index"], lease["before"])
