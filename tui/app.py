@@ -27,7 +27,7 @@ from tui.actions import ACTIONS
 from tui.bridge import carry
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
-from tui.screens.act import ActPanel, Choice, nodes_touched
+from tui.screens.act import ActPanel, Choice
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
 from tui.widgets import lines
@@ -314,9 +314,7 @@ class RacksideApp(App[None]):
         arming = self.control.arming
 
         def reached(proposal: Proposal) -> int:
-            job = self._job
-            hosts = {r.host for r in job.ranks} if job else set()
-            return nodes_touched(proposal, max(1, len(hosts)))
+            return self.control.nodes_reached(proposal.action)
 
         self._panel = ActPanel(title, offered, scopes, chosen, lambda: arming.left_s, arming.arm, reached, self.plain)
         self.push_screen(self._panel, self._confirmed)

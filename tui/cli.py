@@ -148,6 +148,23 @@ def parser() -> argparse.ArgumentParser:
     profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
     profiles.add_argument("kind", nargs="?", help="device, node type, model, cluster, plan, policy or stack")
     profiles.add_argument("name", nargs="?", help="a name or a file to check")
+    act = commands.add_parser("act", help="one action: predicted, confirmed, carried out, told")
+    act.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
+    act.add_argument("what", choices=["throttle", "microbatch", "rebalance", "pause", "resume"])
+    act.add_argument("target", metavar="TARGET", help="throttle: n01, n01:3, n01:0-3, rack:r1, all; else a job, or -")
+    act.add_argument(
+        "value", nargs="?", metavar="VALUE", help="600 (W), -100, 1400MHz; halve, double, 4; microbatches; seconds"
+    )
+    act.add_argument("--permanent", action="store_true", help="throttle: leave it when this command ends")
+    undo = commands.add_parser("undo", help="put back what an action in the log changed")
+    undo.add_argument("id", nargs="?", metavar="ID", help="the beginning of its id; without, the last one in force")
+    undo.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
+    for one in (act, undo):
+        one.add_argument("--dry-run", action="store_true", help="say what it would do, and do nothing")
+        one.add_argument("--yes", action="store_true", help="do not ask")
+        one.add_argument("--steal", metavar="REASON", help="take the job from another operator")
+        one.add_argument("--wait", type=_count, default=20, metavar="S", help="longest look; default: %(default)s")
+        one.add_argument("--json", action="store_true", help="one JSON object")
     score = commands.add_parser("score", help="how good the predictions in that log were")
     score.add_argument("--json", action="store_true", help="one JSON object")
     audit = commands.add_parser("audit", help="print the log of actions")
@@ -274,6 +291,13 @@ def _jobs(given: Any) -> int:
     return jobs(given)
 
 
+def _act(given: Any) -> int:
+    from tui import acting
+
+    run: Callable[[Any], int] = getattr(acting, given.command)
+    return run(given)
+
+
 def _export(given: Any) -> int:
     from engine.profile import ProfileError
 
@@ -373,6 +397,8 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "doctor": _nodes,
     "jobs": _jobs,
     "import": _planning,
+    "act": _act,
+    "undo": _act,
     "validate": _offline,
     "calibrate": _offline,
     "reportcard": _offline,

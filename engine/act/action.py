@@ -27,14 +27,37 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """Power limits to set, W: node -> GPU index -> limit. `restore` gives back what was in force before instead."""
+    """Power limits to set, W: node -> GPU index -> limit. `restore` gives back what was in force before instead;
+    `permanent` is not leased and outlives the console."""
 
     limits_w: Mapping[str, Mapping[int, float]]
     restore: bool = False
+    permanent: bool = False
+
+    @property
+    def values(self) -> Mapping[str, Mapping[int, float | None]]:
+        return self.limits_w
 
     @property
     def gpus(self) -> int:
-        return sum(len(of_node) for of_node in self.limits_w.values())
+        return sum(map(len, self.limits_w.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class ClockLock:
+    """Highest SM clocks, MHz: node -> GPU index -> clock (None: not locked). `restore` and `permanent` as above."""
+
+    clocks_mhz: Mapping[str, Mapping[int, float | None]]
+    restore: bool = False
+    permanent: bool = False
+
+    @property
+    def values(self) -> Mapping[str, Mapping[int, float | None]]:
+        return self.clocks_mhz
+
+    @property
+    def gpus(self) -> int:
+        return sum(map(len, self.clocks_mhz.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +77,30 @@ class Rebalance:
     microbatches: tuple[int, ...]
 
 
-Action = Throttle | Microbatch | Rebalance
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The job waits at its next step boundary for `seconds`, then goes on by itself."""
+
+    job: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A paused job goes on at once."""
+
+    job: str
+
+
+NodeAction = Throttle | ClockLock
+"""What the probes of nodes do."""
+JobAction = Microbatch | Rebalance | Pause | Resume
+"""What a job's hook does."""
+Action = NodeAction | JobAction
 
 
 def kind_of(action: Action) -> str:
-    """Name for the log: throttle, microbatch or rebalance."""
+    """Name for the log: throttle, clocklock, microbatch, rebalance, pause or resume."""
     return type(action).__name__.lower()
 
 
@@ -75,6 +117,11 @@ class Outlook:
     """Mean power of each GPU of the inventory, W: what a forecast of its temperature starts from."""
     peak_band_c: tuple[float, float] | None = None
     """Nine of ten outcomes of the hottest GPU in ten minutes."""
+
+    @property
+    def step_kj(self) -> float | None:
+        """Energy of one step of the job, kJ: mean power of all GPUs read, times the step."""
+        return None if self.step_s is None or self.power_w is None else self.step_s * self.power_w / 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +152,8 @@ class Ticket:
     reason: str = ""
     before: Action | None = field(default=None)
     measured: Outlook | None = None
+    steal: str = ""
+    """Why the job is taken from the operator who holds it; empty when nobody else does."""
 
     @property
     def line(self) -> str:

@@ -86,6 +86,8 @@ def record(cluster: str, ticket: Ticket) -> dict[str, Any]:
         "step": ticket.step,
         "reason": ticket.reason,
         "undoes": proposal.undoes,
+        "steal": ticket.steal,
+        "puts_back": None if ticket.before is None else {"action": kind_of(ticket.before), **asdict(ticket.before)},
     }
 
 

@@ -54,9 +54,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Change:
-    """What an action alters: limits of every GPU, or the job's load (with the pace of its new microbatch)."""
+    """What an action alters: limits or highest clocks (inf: not locked) of every GPU, or the job's load (with the pace
+    of its new microbatch)."""
 
     limit_w: Floats | None = None
+    lock_mhz: Floats | None = None
     load: Load | None = None
 
 
@@ -105,6 +107,8 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
     freed = held.copy()
     for _ in range(3):  # temperature changes leakage, leakage changes the clock: the last rounds settle it
         clock = _clocks(rack, activity_now, limit, celsius, held, freed)
+        if change.lock_mhz is not None:
+            clock = np.fmin(clock, change.lock_mhz)
         busy = np.ones_like(activity_now)
         if load and new:
             step_s, busy = step_at(rack, load, new, clock)
@@ -121,6 +125,16 @@ def settle(rack: Rack, load: Load | None, change: Change) -> tuple[Outlook, Floa
         gpu_w=watts,
     )
     return outlook, celsius
+
+
+def waiting(rack: Rack) -> Outlook:
+    """The rack while its job waits at a step boundary: resident, drawing what waiting draws."""
+    idle = np.where(np.isnan(rack.power_w), np.nan, power.ACTIVITY["wait"])
+    watts = _powers(rack, idle, rack.clock_mhz, rack.settled_c)
+    read = ~np.isnan(watts)
+    was_w, will_w = np.where(read, rack.power_w, 0.0), np.where(read, watts, 0.0)
+    celsius = rack.settled_c + thermal.temperature_change(rack.chassis, was_w, will_w)
+    return Outlook(step_s=None, tokens_per_s=0.0, peak_c=_peak(celsius), power_w=_total(watts), gpu_w=watts)
 
 
 def activity(rack: Rack) -> Floats:

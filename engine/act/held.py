@@ -6,13 +6,26 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine.act.action import Stage, Throttle, Ticket
+from engine.act.action import ClockLock, NodeAction, Stage, Throttle, Ticket
 from engine.act.alarm import Priority, Raised
 from engine.telemetry.snapshot import NodeState, Snapshot
 
 SETTLED_S = 15.0
 """Seconds from a command to a reading that must show it."""
 TOLERANCE_W = 1.0
+
+
+def leased(tickets: Iterable[Ticket]) -> set[tuple[str, int]]:
+    """Each (node, GPU index) that gets its limit or clock back when this console ends."""
+    held: dict[type, set[tuple[str, int]]] = {Throttle: set(), ClockLock: set()}
+    for ticket in tickets:
+        action = ticket.proposal.action
+        if ticket.stage is Stage.DONE and isinstance(action, NodeAction):
+            which = {(node, index) for node, of_node in action.values.items() for index in of_node}
+            held[type(action)] = (
+                held[type(action)] - which if action.restore or action.permanent else held[type(action)] | which
+            )
+    return held[Throttle] | held[ClockLock]
 
 
 def limits(tickets: Iterable[Ticket]) -> dict[tuple[str, int], tuple[float, float]]:

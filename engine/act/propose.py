@@ -8,16 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.act import effect
-from engine.act.action import Action, Microbatch, Outlook, Proposal, Rebalance, Throttle
+from engine.act.action import (
+    Action,
+    ClockLock,
+    Microbatch,
+    Outlook,
+    Pause,
+    Proposal,
+    Rebalance,
+    Resume,
+    Throttle,
+)
 from engine.act.effect import Change, Load, Rack
 
+LEASED = "Leased: restored when this console ends or loses the node."
+PERMANENT = "PERMANENT: it stays when this console ends, until it is undone or the driver is loaded anew."
+LEAST_CLOCK, CLOCK_GRID_MHZ = 0.2, 15.0
+"""Lowest lock as a share of a board's highest clock; clocks come in steps."""
 COLD_MARGIN_K = 5.0
 """A GPU may take work when it is this much below the threshold above which GPUs give work away."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """GPU rows of a selection, with what is needed to address them. `limits` are the allowed ranges, W."""
+    """GPU rows of a selection, with what is needed to address them, and what their boards allow."""
 
     label: str
     rows: tuple[int, ...]
@@ -25,6 +39,7 @@ class Target:
     index: tuple[int, ...]
     min_w: tuple[float, ...]
     max_w: tuple[float, ...]
+    max_mhz: tuple[float, ...]
     reachable: tuple[bool, ...]
 
 
@@ -38,12 +53,22 @@ class JobView:
     microbatches: tuple[int, ...]
     can: frozenset[str]
     load: Load | None
+    max_pause_s: float = 0.0
+    paused: bool = False
     reload: Callable[[int], Load | str] | None = None
     """The load with another microbatch from the cost model, or a sentence why not."""
 
 
-def throttle(rack: Rack, load: Load | None, target: Target, step_w: float) -> Proposal:
-    """Lower (or with a negative step raise) each target's limit by `step_w`, within what its board allows."""
+def throttle(
+    rack: Rack,
+    load: Load | None,
+    target: Target,
+    step_w: float = 0.0,
+    to_w: float | None = None,
+    permanent: bool = False,
+) -> Proposal:
+    """Lower (or with a negative step raise) each target's limit by `step_w`, or set it to `to_w`, within what its board
+    allows."""
     limits: dict[str, dict[int, float]] = {}
     wanted = rack.limit_w.copy()
     blind = clamped = 0
@@ -54,7 +79,7 @@ def throttle(rack: Rack, load: Load | None, target: Target, step_w: float) -> Pr
         if not reachable or np.isnan(now_w) or np.isnan(low) or np.isnan(high):
             blind += 1
             continue
-        asked = now_w - step_w
+        asked = now_w - step_w if to_w is None else to_w
         value = min(max(asked, low), high)
         clamped += value != asked
         if value != now_w:
@@ -72,11 +97,13 @@ def throttle(rack: Rack, load: Load | None, target: Target, step_w: float) -> Pr
         refusal = (
             f"None of {target.label} can be read now; wait until its node is live."
             if blind
+            else f"The limit of {target.label} is {to_w:.0f} W already."
+            if to_w is not None
             else f"The limit of {target.label} is already as {'low' if step_w > 0 else 'high'} as the board allows."
         )
     return Proposal(
         title=f"Power limit of {target.label} to {span} W",
-        action=Throttle(limits),
+        action=Throttle(limits, permanent=permanent),
         before=effect.now(rack, load),
         after=effect.after(rack, load, Change(limit_w=wanted)),
         scope=f"{count} GPU{'s' * (count != 1)} on {len(limits)} node{'s' * (len(limits) != 1)}",
@@ -84,8 +111,85 @@ def throttle(rack: Rack, load: Load | None, target: Target, step_w: float) -> Pr
         notes=(
             *notes,
             *_notes((bool(load and load.assumes), load.assumes if load else "")),
-            "Leased: restored when this console ends or loses the node.",
+            PERMANENT if permanent else LEASED,
         ),
+    )
+
+
+def clock_lock(
+    rack: Rack,
+    load: Load | None,
+    target: Target,
+    share: float = 1.0,
+    to_mhz: float | None = None,
+    permanent: bool = False,
+) -> Proposal:
+    """Lock each target's highest SM clock at a share of what it runs at now, or at `to_mhz`, within what its board
+    allows."""
+    clocks: dict[str, dict[int, float | None]] = {}
+    lock = np.full_like(rack.clock_mhz, np.inf)
+    for row, node, index, most, reachable in zip(
+        target.rows, target.node, target.index, target.max_mhz, target.reachable, strict=True
+    ):
+        now_mhz = float(rack.clock_mhz[row])
+        if not reachable or np.isnan(now_mhz):
+            continue
+        asked = share * now_mhz if to_mhz is None else to_mhz
+        lock[row] = round(min(max(asked, LEAST_CLOCK * most), most) / CLOCK_GRID_MHZ) * CLOCK_GRID_MHZ
+        clocks.setdefault(node, {})[index] = float(lock[row])
+    count = sum(map(len, clocks.values()))
+    values = sorted({mhz for of_node in clocks.values() for mhz in of_node.values() if mhz is not None})
+    span = f"{values[0]:.0f}" if len(values) == 1 else f"{values[0]:.0f}-{values[-1]:.0f}" if values else "?"
+    left_out = len(target.rows) - count
+    return Proposal(
+        title=f"SM clock of {target.label} at most {span} MHz",
+        action=ClockLock(clocks, permanent=permanent),
+        before=effect.now(rack, load),
+        after=effect.after(rack, load, Change(lock_mhz=lock)),
+        scope=f"{count} GPU{'s' * (count != 1)} on {len(clocks)} node{'s' * (len(clocks) != 1)}",
+        refusal="" if count else f"None of {target.label} can be read now; wait until its node is live.",
+        notes=(
+            *_notes((left_out, f"{left_out} of {len(target.rows)} GPUs are left out: no reading of their clock now.")),
+            *_notes((bool(load and load.assumes), load.assumes if load else "")),
+            "A lock that somebody else set before cannot be read: undoing resets the clock.",
+            PERMANENT if permanent else LEASED,
+        ),
+    )
+
+
+def pause(rack: Rack, job: JobView, seconds: float) -> Proposal:
+    """Let the job wait at its next step boundary; it goes on by itself."""
+    refusal = _unable(job, "pause")
+    if not refusal and job.paused:
+        refusal = f"{job.name} is paused already."
+    if not refusal and not 0 < seconds <= job.max_pause_s:
+        refusal = f"{job.name} takes pauses of at most {job.max_pause_s:.0f} s."
+    before = effect.now(rack, job.load)
+    lost = before.tokens_per_s * seconds if before.tokens_per_s else None
+    return Proposal(
+        title=f"Pause {job.name} for {seconds:.0f} s",
+        action=Pause(job.name, seconds),
+        before=before,
+        after=effect.waiting(rack),
+        scope=f"{len(job.microbatches)} ranks at one step",
+        refusal=refusal,
+        notes=(
+            *_notes((lost is not None, f"{lost or 0:,.0f} tokens later than without it.")),
+            "It goes on by itself when the time is up; ranks without a hook wait in their collectives meanwhile.",
+        ),
+    )
+
+
+def resume(rack: Rack, job: JobView) -> Proposal:
+    """Let a paused job go on now."""
+    return Proposal(
+        title=f"Resume {job.name}",
+        action=Resume(job.name),
+        before=effect.waiting(rack),
+        after=effect.now(rack, job.load),
+        scope=f"{len(job.microbatches)} ranks at one step",
+        refusal=_unable(job, "resume") or ("" if job.paused else f"{job.name} is not paused."),
+        notes=("Predicted as the job was before the pause.",),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.act import held, propose
-from engine.act.action import Proposal, Stage, Ticket
+from engine.act.action import Action, NodeAction, Proposal, Stage, Ticket
 from engine.act.alarm import Alarm, Priority, alarms
 from engine.act.audit import Audit, AuditError
 from engine.act.effect import Load, Rack
@@ -135,10 +135,37 @@ class Control:
 
     # What could be done: pure proposals from the present state.
 
-    def propose_throttle(self, label: str, cells: list[tuple[int, int]], step_w: float) -> Proposal:
-        """Lower the limits of `cells`, (node number, slot) pairs, by `step_w` watts each."""
+    def propose_throttle(
+        self,
+        label: str,
+        cells: list[tuple[int, int]],
+        step_w: float = 0.0,
+        to_w: float | None = None,
+        permanent: bool = False,
+    ) -> Proposal:
+        """Lower the limits of `cells`, (node number, slot) pairs, by `step_w` watts each, or set them to `to_w`."""
         selection = load.target(label, cells, self.cluster, self.snapshot)
-        return self._foreseen(propose.throttle(self._rack(), self._load(), selection, step_w))
+        return self._foreseen(propose.throttle(self._rack(), self._load(), selection, step_w, to_w, permanent))
+
+    def propose_clock(
+        self,
+        label: str,
+        cells: list[tuple[int, int]],
+        share: float = 1.0,
+        to_mhz: float | None = None,
+        permanent: bool = False,
+    ) -> Proposal:
+        """Lock the SM clocks of `cells` at a share of what they run at, or at `to_mhz`."""
+        selection = load.target(label, cells, self.cluster, self.snapshot)
+        return self._foreseen(propose.clock_lock(self._rack(), self._load(), selection, share, to_mhz, permanent))
+
+    def propose_pause(self, job: JobStatus, seconds: float) -> Proposal:
+        """Let a job wait at its next step boundary."""
+        return propose.pause(self._rack(), load.job_view(job, self.cluster, self.snapshot), seconds)
+
+    def propose_resume(self, job: JobStatus) -> Proposal:
+        """Let a paused job go on."""
+        return propose.resume(self._rack(), load.job_view(job, self.cluster, self.snapshot))
 
     def propose_microbatch(self, job: JobStatus, value: int) -> Proposal:
         """Set a job's microbatch."""
@@ -151,9 +178,10 @@ class Control:
         view = load.job_view(job, self.cluster, self.snapshot)
         return self._foreseen(propose.rebalance(self._rack(), view, threshold, moves))
 
-    def propose_undo(self) -> Proposal | None:
-        """Put back what the last action that is still in force changed; None when there is none."""
-        last = next((t for t in reversed(self.tickets) if t.stage is Stage.DONE and not t.proposal.undoes), None)
+    def propose_undo(self, ticket_id: str | None = None) -> Proposal | None:
+        """Put back what the last action that is still in force changed, or a certain one; None when there is none."""
+        undoable = (t for t in reversed(self.tickets) if t.stage is Stage.DONE and not t.proposal.undoes and t.before)
+        last = next((t for t in undoable if ticket_id is None or t.id == ticket_id), None)
         if last is None or last.before is None:
             return None
         return propose.undo(last.proposal, last.before, last.id, self._rack(), self._load())
@@ -212,13 +240,38 @@ class Control:
 
     # What is done.
 
-    def confirm(self, proposal: Proposal) -> Ticket:
-        """Carry out a proposal. Refused or AuditError, with a sentence, when it must not start."""
+    def holder_of(self, action: Action) -> str:
+        """Who else holds the job that an action reaches, as a sentence; nothing when it is free or ours."""
+        for job in self.jobs.statuses.values():
+            if job.attached and job.holder and job.holder != self.operator and self._reaches(action, job):
+                since = time.strftime("%H:%M:%S", time.localtime(job.held_since or 0.0))
+                return f"{job.holder} holds {job.name} since {since}. Steal it with a reason to act."
+        return ""
+
+    def _reaches(self, action: Action, job: JobStatus) -> bool:
+        """Whether an action changes a job, or a limit of a node that it runs on."""
+        if not isinstance(action, NodeAction):
+            return action.job == job.name
+        hosts = {s.name: s.hostname for s in self.snapshot.nodes}
+        return bool({hosts.get(node) for node in action.values} & {r.host for r in job.ranks})
+
+    def nodes_reached(self, action: Action) -> int:
+        """How many nodes an action touches: those of its limits, or those of the job's ranks."""
+        if isinstance(action, NodeAction):
+            return len(action.values)
+        job = next((j for j in self.jobs.statuses.values() if j.name == action.job), None)
+        return max(1, len({r.host for r in job.ranks})) if job else 1
+
+    def confirm(self, proposal: Proposal, steal: str = "") -> Ticket:
+        """Carry out a proposal; `steal` is the reason to take the job from another operator. Refused or AuditError,
+        with a sentence, when it must not start."""
         if proposal.refusal:
             raise Refused(proposal.refusal)
+        if not steal and (held_by := self.holder_of(proposal.action)):
+            raise Refused(held_by)
         if not self.arming.left_s:
             raise Refused("This console is read-only: arm it first (key a).")
-        ticket = Ticket(uuid.uuid4().hex, time.time(), self.operator, proposal)
+        ticket = Ticket(uuid.uuid4().hex, time.time(), self.operator, proposal, steal=steal)
         self._audit.write(self.cluster.name, ticket)  # what cannot be logged is not done
         self._update(ticket, log=False)
         task = asyncio.create_task(self._carry_out(ticket), name=f"act {ticket.id}")
@@ -253,5 +306,5 @@ class Control:
 
     @property
     def leased_gpus(self) -> int:
-        """GPUs whose limit this console holds down: they get their own back when it ends."""
-        return len(held.limits(self.tickets))
+        """GPUs whose limit or clock this console holds down: they get their own back when it ends."""
+        return len(held.leased(self.tickets))

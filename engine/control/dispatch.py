@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.act.action import Microbatch, Rebalance, Stage, Throttle, Ticket
+from engine.act.action import ClockLock, JobAction, NodeAction, Stage, Throttle, Ticket
 from engine.control.jobs import Jobs
 from engine.telemetry.reading import Result
 from engine.telemetry.source import NodeSource
@@ -26,46 +26,50 @@ class Dispatch:
     async def carry_out(self, ticket: Ticket) -> AsyncIterator[Ticket]:
         """Stages after PENDING, the last one ended; it carries what to put back when it is DONE."""
         action = ticket.proposal.action
-        if isinstance(action, Throttle):
-            yield await self._throttle(ticket, action)
+        if isinstance(action, NodeAction):
+            yield await self._nodes(ticket, action)
             return
         async for stage in self._job(ticket, action):
             yield stage
 
-    async def _throttle(self, ticket: Ticket, action: Throttle) -> Ticket:
-        """All nodes or none: when one refuses, those that did it are given their limits back."""
-        results = await self._send(ticket.id, action)
+    async def _nodes(self, ticket: Ticket, action: NodeAction) -> Ticket:
+        """All nodes or none: when one refuses, those that did it are given theirs back."""
+        results = await self._send(ticket, ticket.id, action)
         failed = {node: r for node, r in results.items() if r.state != "done"}
         if not failed:
-            return replace(ticket, stage=Stage.DONE, before=Throttle(action.limits_w, restore=not action.restore))
-        done = {node: action.limits_w[node] for node, r in results.items() if r.state == "done"}
+            return replace(ticket, stage=Stage.DONE, before=_back(action, results))
+        done = {node: r for node, r in results.items() if r.state == "done"}
         why = "; ".join(f"{node}: {r.reason}" for node, r in sorted(failed.items()))
         if done and not action.restore:
-            back = await self._send(f"{ticket.id}-back", Throttle(done, restore=True))
+            back = await self._send(ticket, f"{ticket.id}-back", _back(action, done))
             left = sorted(node for node, r in back.items() if r.state != "done")
             why += f"; put back on {len(done) - len(left)} of {len(done)} other nodes"
             why += f", NOT on {', '.join(left)} (their lease ends by itself)" if left else ""
         unknown = all(r.state == "unknown" for r in failed.values())
         return replace(ticket, stage=Stage.UNKNOWN if unknown else Stage.FAILED, reason=why)
 
-    async def _send(self, command_id: str, action: Throttle) -> dict[str, Result]:
+    async def _send(self, ticket: Ticket, command_id: str, action: NodeAction) -> dict[str, Result]:
         async def one(node: str) -> Result:
-            gpus = action.limits_w[node]
-            command: dict[str, Any]
+            gpus = action.values[node]
+            power = isinstance(action, Throttle)
+            command: dict[str, Any] = {"id": command_id, "operator": ticket.operator}
             if action.restore:
-                command = {"id": command_id, "do": "restore", "gpus": sorted(gpus)}
+                command |= {"do": "restore", "what": "power" if power else "clock", "gpus": sorted(gpus)}
             else:
-                limits = {str(i): w for i, w in gpus.items()}
-                command = {"id": command_id, "do": "power_limit", "gpus": limits, "lease_s": LEASE_S}
+                command |= {
+                    "do": "power_limit" if power else "clock_lock",
+                    "gpus": {str(i): v for i, v in gpus.items()},
+                }
+                command["lease_s"] = None if action.permanent else LEASE_S
             source = self._sources.get(node)
             if source is None:
                 return Result(command_id, "failed", "no such node in this cluster")
             return await source.command(command, NODE_TIMEOUT_S)
 
-        nodes = list(action.limits_w)
+        nodes = list(action.values)
         return dict(zip(nodes, await asyncio.gather(*(one(n) for n in nodes)), strict=True))
 
-    async def _job(self, ticket: Ticket, action: Microbatch | Rebalance) -> AsyncIterator[Ticket]:
+    async def _job(self, ticket: Ticket, action: JobAction) -> AsyncIterator[Ticket]:
         queue: asyncio.Queue[Ticket] = asyncio.Queue()
         task = asyncio.create_task(self._jobs.submit(ticket, action, JOB_TIMEOUT_S, queue.put_nowait))
         while not task.done() or not queue.empty():
@@ -76,3 +80,17 @@ class Dispatch:
             else:
                 getter.cancel()
         yield task.result()
+
+
+def _back(action: NodeAction, results: Mapping[str, Result]) -> NodeAction:
+    """What undoes it on these nodes: the leases given back, or, where there is none, what the boards had before."""
+    if action.permanent and not action.restore:
+        if isinstance(action, Throttle):
+            limits = {n: {int(i): g.before_w for i, g in r.gpus.items() if g.before_w} for n, r in results.items()}
+            return Throttle(limits, permanent=True)
+        return ClockLock(
+            {n: {int(i): g.before_mhz for i, g in r.gpus.items()} for n, r in results.items()}, permanent=True
+        )
+    if isinstance(action, Throttle):
+        return Throttle({n: action.limits_w[n] for n in results}, restore=not action.restore)
+    return ClockLock({n: action.clocks_mhz[n] for n in results}, restore=not action.restore)

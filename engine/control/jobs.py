@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.act.action import Action, Microbatch, Rebalance, Stage, Ticket
+from engine.act.action import Action, JobAction, Microbatch, Pause, Rebalance, Resume, Stage, Ticket
 from engine.job import JobClient, JobStatus, ProtocolError, RankPlace, RanksEvent, StepEvent
 from engine.job.protocol import Closing, CommandState, Greeting, Holder, HolderEvent, PauseEvent, Rank
 from engine.telemetry.snapshot import NodeState, Snapshot
@@ -130,17 +130,15 @@ class Jobs:
         self._told(status)
 
     async def submit(
-        self, ticket: Ticket, action: Microbatch | Rebalance, timeout_s: float, progress: Callable[[Ticket], None]
+        self, ticket: Ticket, action: JobAction, timeout_s: float, progress: Callable[[Ticket], None]
     ) -> Ticket:
         """Send a job's command and follow it to its end; one cut off in flight is asked for again by its id."""
         client = self._client(action.job)
         if client is None:
             return replace(ticket, stage=Stage.FAILED, reason=f"{action.job} is not attached now; nothing was sent")
-        command: dict[str, Any] = {"id": ticket.id}
-        if isinstance(action, Microbatch):
-            command |= {"do": "microbatch", "microbatch": action.microbatch}
-        else:
-            command |= {"do": "rebalance", "microbatches": list(action.microbatches)}
+        command: dict[str, Any] = {"id": ticket.id, **_words(action)}
+        if ticket.steal:
+            command["steal"] = ticket.steal
 
         def acknowledged(state: CommandState) -> None:
             if state.state == "scheduled":
@@ -223,8 +221,22 @@ def _stepped(status: JobStatus, event: StepEvent) -> JobStatus:
     )
 
 
-def _ended(ticket: Ticket, action: Microbatch | Rebalance, end: CommandState) -> Ticket:
+def _words(action: JobAction) -> dict[str, Any]:
+    """An action in the hook's protocol."""
+    if isinstance(action, Microbatch):
+        return {"do": "microbatch", "microbatch": action.microbatch}
+    if isinstance(action, Rebalance):
+        return {"do": "rebalance", "microbatches": list(action.microbatches)}
+    if isinstance(action, Pause):
+        return {"do": "pause", "seconds": action.seconds}
+    return {"do": "resume"}
+
+
+def _ended(ticket: Ticket, action: JobAction, end: CommandState) -> Ticket:
     """The ticket at its end, with what to put back when it is in force."""
+    if end.state == "applied" and isinstance(action, Pause | Resume):
+        undo = Resume(action.job) if isinstance(action, Pause) else None
+        return replace(ticket, stage=Stage.DONE, step=end.step, before=undo)
     if end.state == "applied" and end.before is not None:
         back = _put_back(action, end.before.microbatch, end.before.microbatches)
         return replace(ticket, stage=Stage.DONE, step=end.step, before=back)
@@ -232,7 +244,7 @@ def _ended(ticket: Ticket, action: Microbatch | Rebalance, end: CommandState) ->
     return replace(ticket, stage=stage, step=end.step, reason=clean(end.reason or "the job does not know it", 300))
 
 
-def _put_back(action: Microbatch | Rebalance, microbatch: int, split: tuple[int, ...]) -> Action:
+def _put_back(action: JobAction, microbatch: int, split: tuple[int, ...]) -> Action:
     """What undoes a job's change: the settings that its hook says were in force before."""
     if isinstance(action, Rebalance):
         return Rebalance(action.job, split)

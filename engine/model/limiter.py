@@ -78,14 +78,18 @@ def resting(boards: Boards) -> State:
     return State(heat, boards.clock_idle_mhz, boards.clock_max_mhz, watts, np.zeros(len(watts), bool))
 
 
-def advance(boards: Boards, state: State, demand: Demand, limit_w: Floats, seconds: float) -> State:
-    """Move on by `seconds`: protection first, then clocks, power and heat."""
+def advance(
+    boards: Boards, state: State, demand: Demand, limit_w: Floats, seconds: float, lock_mhz: Floats | None = None
+) -> State:
+    """Move on by `seconds`: protection first, then clocks (none above its lock), power and heat."""
     celsius, running = state.heat.junction_c, demand.busy > 0
     cap = heat_cap(boards, state.heat_cap_mhz, celsius, seconds)
     allowed = np.empty_like(cap)
     for device, rows in boards.devices:
         allowed[rows] = power.clock_under_limit(device, demand.activity[rows], limit_w[rows], celsius[rows])
     clock = np.where(running, np.minimum(allowed, cap), boards.clock_idle_mhz)
+    if lock_mhz is not None:
+        clock = np.minimum(clock, lock_mhz)
     watts = power_of(boards, demand, clock, celsius)
     heat = thermal.step(boards.chassis, state.heat, watts, seconds)
     return replace(state, heat=heat, clock_mhz=clock, heat_cap_mhz=cap, power_w=watts, capped=running & (allowed < cap))

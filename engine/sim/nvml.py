@@ -91,6 +91,14 @@ class SimNvml:
             raise NVMLError(INVALID)
         self.rack.limit_w[handle] = milliwatts / 1000
 
+    def nvmlDeviceSetGpuLockedClocks(self, handle: int, low_mhz: int, high_mhz: int) -> None:
+        if not low_mhz <= high_mhz:
+            raise NVMLError(INVALID)
+        self.rack.lock_mhz[handle] = high_mhz
+
+    def nvmlDeviceResetGpuLockedClocks(self, handle: int) -> None:
+        self.rack.lock_mhz[handle] = float("inf")
+
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:
         return self._device(handle).pcie.gen
 

@@ -41,6 +41,7 @@ class Rack:
     boards: limiter.Boards = field(init=False)
     state: limiter.State = field(init=False)
     limit_w: Floats = field(init=False)
+    lock_mhz: Floats = field(init=False)
     energy_j: Floats = field(init=False)
     nvlink_b: Floats = field(init=False)
     network_b: Floats = field(init=False)
@@ -57,6 +58,7 @@ class Rack:
         self.boards = limiter.boards_of(self.cluster, replace(ideal, r_sink=ideal.r_sink * factor))
         self.state = limiter.resting(self.boards)
         self.limit_w = np.array([d.power_limit_w.default for d in self.devices])
+        self.lock_mhz = np.full(count, np.inf)
         self.demand = Demand.idle(count)
         self.energy_j = np.zeros(count)
         self.nvlink_b = np.zeros(count)
@@ -84,7 +86,7 @@ class Rack:
 
     def advance(self, seconds: float) -> None:
         """Move the rack on by `seconds`: clocks first, then power, heat and counters."""
-        self.state = limiter.advance(self.boards, self.state, self.demand, self.limit_w, seconds)
+        self.state = limiter.advance(self.boards, self.state, self.demand, self.limit_w, seconds, self.lock_mhz)
         self.energy_j += self.state.power_w * seconds
         self.nvlink_b += self.demand.nvlink_b_s * seconds
         self.network_b += self.demand.network_b_s * seconds

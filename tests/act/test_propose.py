@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.act import effect, propose
-from engine.act.action import Microbatch, Rebalance, Throttle
+from engine.act.action import ClockLock, Microbatch, Rebalance, Throttle
 from engine.act.effect import Load, Rack
 from engine.act.propose import JobView, Target
 from engine.model import pace, thermal
@@ -77,6 +79,7 @@ def target(rows: range, reachable: bool = True) -> Target:
         index=tuple(row % 8 for row in rows),
         min_w=(200.0,) * count,
         max_w=(700.0,) * count,
+        max_mhz=(1980.0,) * count,
         reachable=(reachable,) * count,
     )
 
@@ -303,3 +306,44 @@ def test_a_limit_above_what_a_held_gpu_draws_changes_nothing() -> None:
     slower, cooler = limited(500.0)
     assert slower > 1.03
     assert cooler < 84
+
+
+def test_a_clock_lock_slows_and_cools_within_what_the_board_allows() -> None:
+    p = propose.clock_lock(rack(), load(), target(range(8)), to_mhz=1200.0)
+    assert isinstance(p.action, ClockLock)
+    assert p.action.clocks_mhz == {"n01": dict.fromkeys(range(8), 1200.0)}
+    assert p.before.step_s is not None
+    assert p.after.step_s is not None
+    assert p.after.step_s > p.before.step_s
+    assert (p.after.power_w or 0) < (p.before.power_w or 0)
+    low = propose.clock_lock(rack(), load(), target(range(1)), to_mhz=1.0).action
+    assert isinstance(low, ClockLock)
+    assert low.clocks_mhz == {"n01": {0: 390.0}}, "a fifth of the highest clock, on the grid"
+    assert "no reading" in " ".join(propose.clock_lock(rack(), load(), target(range(2), False)).notes)
+    assert propose.clock_lock(rack(), load(), target(range(2), False)).refusal
+
+
+def test_a_limit_may_be_named_and_made_permanent_on_purpose() -> None:
+    p = propose.throttle(rack(), load(), target(range(2)), to_w=500.0, permanent=True)
+    assert isinstance(p.action, Throttle)
+    assert (p.action.limits_w, p.action.permanent) == ({"n01": {0: 500.0, 1: 500.0}}, True)
+    assert propose.PERMANENT in p.notes
+    assert "is 700 W already" in propose.throttle(rack(), load(), target(range(2)), to_w=700.0).refusal
+
+
+@pytest.mark.parametrize(
+    ("can", "paused", "seconds", "says"),
+    [
+        ({"pause"}, False, 60, ""),
+        ({"pause"}, False, 600, "takes pauses of at most 300 s"),
+        ({"pause"}, True, 60, "is paused already"),
+        (set(), False, 60, "does not offer pause"),
+    ],
+)
+def test_a_pause(can: set[str], paused: bool, seconds: float, says: str) -> None:
+    view = replace(job(), can=frozenset(can), max_pause_s=300.0, paused=paused)
+    p = propose.pause(rack(), view, seconds)
+    assert (says in p.refusal) if says else not p.refusal
+    assert p.after.tokens_per_s == 0
+    assert (p.after.power_w or 0) < (p.before.power_w or 0)
+    assert (p.after.peak_c or 0) < (p.before.peak_c or 0)

@@ -342,7 +342,7 @@ async def test_a_probe_that_is_killed_gives_back_all_the_same(nvml: FakeNvml, he
         running.send(id="b", do="clock_lock", gpus={"1": 1200}, lease_s=600)
         await running.record("result")
         await running.record("result")
-        children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+        children = _children(running.process.pid)
         assert len(children) == 1
         if not heir:
             os.kill(int(children[0]), signal.SIGKILL)
@@ -391,6 +391,10 @@ async def test_a_stopped_process_goes_on_when_the_lease_ends(nvml: FakeNvml) -> 
     finally:
         trainer.kill()
         await trainer.wait()
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def _state(pid: int) -> str:

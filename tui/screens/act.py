@@ -9,9 +9,9 @@ from typing import ClassVar
 from rich.text import Text
 from textual.binding import Binding, BindingType
 
-from engine.act.action import Proposal, Throttle
+from engine.act.action import Proposal
 from tui.screens.panel import Panel
-from tui.widgets.figures import change
+from tui.widgets.figures import effect_rows
 
 
 @dataclass(frozen=True)
@@ -143,31 +143,8 @@ class ActPanel(Panel[Proposal | None]):
 
 
 def _effect(p: Proposal) -> Text:
-    before, after = p.before, p.after
-    rows = [
-        ("step time", change(before.step_s, after.step_s, 2, "s")),
-        ("tokens/s", change(before.tokens_per_s, after.tokens_per_s, 0)),
-        ("hottest GPU", change(before.peak_c, after.peak_c, 0, "C") + _band(after.peak_band_c)),
-        ("GPU power", change(_kw(before.power_w), _kw(after.power_w), 1, "kW")),
-    ]
-    if before.memory_gib != after.memory_gib:
-        rows.append(("memory a GPU", change(before.memory_gib, after.memory_gib, 0, "GiB")))
     text = Text()
-    for name, value in rows:
+    for name, value in effect_rows(p):
         text.append(f"  {name:<13}", "dim")
         text.append(f"{value}\n")
     return text
-
-
-def _band(band: tuple[float, float] | None) -> str:
-    return f"  {band[0]:.0f}-{band[1]:.0f} C in 10 min, 9 of 10" if band else ""
-
-
-def _kw(watts: float | None) -> float | None:
-    return None if watts is None else watts / 1000
-
-
-def nodes_touched(proposal: Proposal, job_nodes: int) -> int:
-    """How many nodes a proposal reaches: those of its limits, or those of the job's ranks."""
-    action = proposal.action
-    return len(action.limits_w) if isinstance(action, Throttle) else job_nodes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 
+from engine.act.action import Outlook, Proposal
+
 DASH = "—"
 
 
@@ -43,3 +45,27 @@ def age(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def effect_rows(p: Proposal) -> list[tuple[str, str]]:
+    """What an action is predicted to do, a name and a change a row."""
+    before, after = p.before, p.after
+    rows = [
+        ("step time", change(before.step_s, after.step_s, 2, "s")),
+        ("tokens/s", change(before.tokens_per_s, after.tokens_per_s, 0)),
+        ("hottest GPU", change(before.peak_c, after.peak_c, 0, "C") + _band(after)),
+        ("GPU power", change(_kw(before.power_w), _kw(after.power_w), 1, "kW")),
+        ("energy a step", change(before.step_kj, after.step_kj, 1, "kJ")),
+    ]
+    if before.memory_gib != after.memory_gib:
+        rows.append(("memory a GPU", change(before.memory_gib, after.memory_gib, 0, "GiB")))
+    return rows
+
+
+def _band(after: Outlook) -> str:
+    band = after.peak_band_c
+    return f"  {band[0]:.0f}-{band[1]:.0f} C in 10 min, 9 of 10" if band else ""
+
+
+def _kw(watts: float | None) -> float | None:
+    return None if watts is None else watts / 1000
