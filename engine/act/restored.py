@@ -71,4 +71,4 @@ def _before(entry: dict[str, Any]) -> Outlook:
         value = told.get(name)
         return float(value) if isinstance(value, int | float) else None
 
-    return Outlook(*map(number, ("step_s", "tokens_per_s", "peak_c", "power_w", "memory_gib")))
+    return Outlook(number("step_s"), number("tokens_per_s"), number("peak_c"), number("power_w"), number("memory_gib"))
