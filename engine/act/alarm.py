@@ -107,7 +107,8 @@ def _heat(
     celsius, throttle = table["temperature_c"], table["throttle"]
     own = table["slowdown_c"]
     points = np.where(np.isnan(own), np.asarray(slowdown_c, float), own)
-    lowest = min(r.when.severity(float(np.nanmin(points, initial=200.0))) for r in policy.rules)
+    hot = [rule for rule in policy.rules if rule.when.hot]
+    lowest = min((r.when.severity(float(np.nanmin(points, initial=200.0))) for r in hot), default=np.inf)
     for row in np.flatnonzero(celsius > lowest - DEADBAND_K - 50):
         key = f"heat:{table.node[row]}:{table.index[row]}"
         band = DEADBAND_K if key in standing else 0.0

@@ -39,6 +39,7 @@ class Target:
     index: tuple[int, ...]
     min_w: tuple[float, ...]
     max_w: tuple[float, ...]
+    default_w: tuple[float, ...]
     max_mhz: tuple[float, ...]
     reachable: tuple[bool, ...]
 
@@ -66,20 +67,28 @@ def throttle(
     step_w: float = 0.0,
     to_w: float | None = None,
     permanent: bool = False,
+    share: float | None = None,
 ) -> Proposal:
-    """Lower (or with a negative step raise) each target's limit by `step_w`, or set it to `to_w`, within what its board
-    allows."""
+    """Lower (or with a negative step raise) each target's limit by `step_w`, or set it to `to_w` or to a share of its
+    default, within what its board allows."""
     limits: dict[str, dict[int, float]] = {}
     wanted = rack.limit_w.copy()
     blind = clamped = 0
-    for row, node, index, low, high, reachable in zip(
-        target.rows, target.node, target.index, target.min_w, target.max_w, target.reachable, strict=True
+    for row, node, index, low, high, usual, reachable in zip(
+        target.rows,
+        target.node,
+        target.index,
+        target.min_w,
+        target.max_w,
+        target.default_w,
+        target.reachable,
+        strict=True,
     ):
         now_w = float(rack.limit_w[row])
         if not reachable or np.isnan(now_w) or np.isnan(low) or np.isnan(high):
             blind += 1
             continue
-        asked = now_w - step_w if to_w is None else to_w
+        asked = round(share * usual) if share is not None else now_w - step_w if to_w is None else to_w
         value = min(max(asked, low), high)
         clamped += value != asked
         if value != now_w:
@@ -236,7 +245,8 @@ def rebalance(rack: Rack, job: JobView, threshold_c: float, moves: int = 1) -> P
     if not refusal and load is not None:
         hottest = hottest_by_rank(rack, load)
         hot = [int(r) for r in np.argsort(-hottest) if hottest[r] > threshold_c]
-        cold = [int(r) for r in np.argsort(hottest) if hottest[r] < threshold_c - COLD_MARGIN_K]
+        # Those with the least to do first, so that one receiver is not loaded twice while another has no more yet.
+        cold = [int(r) for r in np.lexsort((hottest, np.asarray(counts))) if hottest[r] < threshold_c - COLD_MARGIN_K]
         if not hot:
             peak = np.nanmax(hottest) if np.any(~np.isnan(hottest)) else float("nan")
             refusal = (

@@ -178,7 +178,7 @@ def job_view(status: JobStatus, cluster: Cluster, snapshot: Snapshot) -> JobView
 def target(label: str, cells: list[tuple[int, int]], cluster: Cluster, snapshot: Snapshot) -> Target:
     """A selection of (node number, slot) as addressable rows with the limits their boards allow."""
     starts = np.cumsum([0] + [cluster.type_of(n).gpus for n in cluster.nodes])
-    rows, nodes, index, low, high, most, reachable = [], [], [], [], [], [], []
+    rows, nodes, index, low, high, usual, most, reachable = [], [], [], [], [], [], [], []
     for node, slot in cells:
         status, device = snapshot.nodes[node], cluster.device_of(cluster.nodes[node])
         read = slot < len(status.rows)
@@ -190,9 +190,19 @@ def target(label: str, cells: list[tuple[int, int]], cluster: Cluster, snapshot:
         index.append(int(snapshot.gpus.index[row]) if read else slot)
         low.append(device.power_limit_w.min if np.isnan(own_low) else own_low)
         high.append(device.power_limit_w.max if np.isnan(own_high) else own_high)
+        own_usual = float(snapshot.gpus["power_limit_default_w"][row]) if read else float("nan")
+        usual.append(device.power_limit_w.default if np.isnan(own_usual) else own_usual)
         own_most = float(snapshot.gpus["sm_clock_max_mhz"][row]) if read else float("nan")
         most.append(device.clock.max if np.isnan(own_most) else own_most)
         reachable.append(read and status.state is NodeState.LIVE)
     return Target(
-        label, tuple(rows), tuple(nodes), tuple(index), tuple(low), tuple(high), tuple(most), tuple(reachable)
+        label,
+        tuple(rows),
+        tuple(nodes),
+        tuple(index),
+        tuple(low),
+        tuple(high),
+        tuple(usual),
+        tuple(most),
+        tuple(reachable),
     )

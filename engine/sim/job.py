@@ -44,7 +44,7 @@ class Job:
         self.prediction = predict(model, plan, rack.cluster, self._stack)
         self.name = name
         self._predictions = {plan.optimizations.microbatch: self.prediction}
-        self._replica = pace.replica_of_gpu(plan, self.prediction.dp, self.prediction.gpus)
+        self.replica = pace.replica_of_gpu(plan, self.prediction.dp, self.prediction.gpus)
         self._hosts = hosts
         self._directory = directory
         self.step, self.step_s, self.tokens_per_s, self.microbatch = 0, 0.0, 0.0, plan.optimizations.microbatch
@@ -52,7 +52,7 @@ class Job:
     def hooks(self) -> list[Hook]:
         """One hook for each rank, as each process of a real job would have; rank 0 serves the socket."""
         store, sequence = MemoryStore(), self.plan.sequence or self.model.seq
-        first = [int(np.flatnonzero(self._replica == rank)[0]) for rank in range(self.prediction.dp)]
+        first = [int(np.flatnonzero(self.replica == rank)[0]) for rank in range(self.prediction.dp)]
         per_node = self.rack.cluster.gpus_per_node
         return [
             Hook(
@@ -78,7 +78,7 @@ class Job:
         try:
             settings = _step(hooks)
             while True:
-                step_s = self._demand(self._predict(settings.microbatch), settings.microbatches)
+                step_s = self.demand(self.predicted(settings.microbatch), settings.microbatches)
                 began = time.monotonic()
                 await asyncio.sleep(step_s)
                 took = time.monotonic() - began
@@ -95,22 +95,22 @@ class Job:
         """A power law in tokens, as pre-training losses are (Kaplan et al. 2020)."""
         return float(1.7 + 9.0 * (self.step + 1) ** -0.35)
 
-    def _predict(self, microbatch: int) -> Prediction:
+    def predicted(self, microbatch: int) -> Prediction:
         if microbatch not in self._predictions:
             plan = with_microbatch(self.plan, microbatch)
             self._predictions[microbatch] = predict(self.model, plan, self.rack.cluster, self._stack)
         return self._predictions[microbatch]
 
-    def _demand(self, prediction: Prediction, microbatches: tuple[int, ...]) -> float:
+    def demand(self, prediction: Prediction, microbatches: tuple[int, ...]) -> float:
         """Set what each GPU is asked for during the coming step, and return how long the step takes, s."""
         share = self.rack.clock_mhz / prediction.sm_clock_mhz
         busy_now = self.rack.demand.busy > 0
-        slow = pace.slowest(np.where(busy_now, share, 1.0), self._replica, prediction.dp)
+        slow = pace.slowest(np.where(busy_now, share, 1.0), self.replica, prediction.dp)
         times = pace.replica_s(prediction.pace, np.asarray(microbatches), slow)
         step_s = float(times.max())
         b = prediction.breakdown
         running = (b.iteration_s - b.bubble_s - b.exposed_comm_s) / b.iteration_s
-        busy = (times / step_s)[self._replica] * running
+        busy = (times / step_s)[self.replica] * running
         by_link = {"nvlink": 0.0, "network": 0.0}
         for traffic in prediction.communication:
             by_link["nvlink" if traffic.link in ("nvlink", "numa") else "network"] += traffic.bytes / step_s

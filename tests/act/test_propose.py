@@ -79,6 +79,7 @@ def target(rows: range, reachable: bool = True) -> Target:
         index=tuple(row % 8 for row in rows),
         min_w=(200.0,) * count,
         max_w=(700.0,) * count,
+        default_w=(700.0,) * count,
         max_mhz=(1980.0,) * count,
         reachable=(reachable,) * count,
     )
