@@ -136,8 +136,9 @@ def parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="how fast it is on this machine")
     bench.add_argument(
         "what",
-        choices=["predict", "plans", "forecast", "poll", "prometheus"],
-        help="one prediction, a search of the space, the twin, or telemetry over SSH or through a Prometheus",
+        choices=["predict", "plans", "forecast", "poll", "prometheus", "guard"],
+        help="one prediction, a search of the space, the twin, telemetry over SSH or through a Prometheus, or a "
+        "simulated hour with a failed fan, without and with the guard",
     )
     bench.add_argument("--seed", type=_count, metavar="N", help="forecast: repeat an earlier run")
     bench.add_argument("--nodes", type=_count, default=1024, metavar="N", help="poll: default: %(default)s")

@@ -183,6 +183,12 @@ def bench(given: Any) -> int:
         polled = poll_many(given.nodes, given.seconds)
         print(printed(polled) if given.json else bench_poll.text(polled))
         return 0
+    if given.what == "guard":
+        from tui import guard_bench
+
+        hours = guard_bench.guarded()
+        print(printed(hours) if given.json else guard_bench.text(hours))
+        return 0
     if given.what == "prometheus":
         from engine.control import bench_prometheus
 

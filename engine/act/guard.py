@@ -122,7 +122,8 @@ class Guard:
                 out &= self._throttled > when.throttled_share_above
             if when.link_share_above is not None:
                 out &= np.nan_to_num(sight.link_share, nan=0.0) > when.link_share_above
-            return np.asarray(out & sight.xid if when.xid else out)
+            out &= sight.xid | (not when.xid)
+            return out
 
     @staticmethod
     def _reaches(when: Condition, sight: Sight, margin_k: float) -> Bools:
@@ -131,7 +132,7 @@ class Guard:
         column = int(np.searchsorted(found.times_s, within, side="right"))
         soon = found.celsius[:, : max(1, column)].max(axis=1) if found.celsius.size else found.limit_c * np.nan
         exact = found.reaches_s <= within if when.reaches_c is None and not margin_k else np.zeros(len(limit), bool)
-        return np.asarray(np.nan_to_num(soon, nan=-np.inf) > limit - margin_k - 1e-9) | exact
+        return np.asarray((np.nan_to_num(soon, nan=-np.inf) > limit - margin_k - 1e-9) | exact)
 
     def _wish(self, rule: Rule, node: str, rows: tuple[int, ...], sight: Sight, job_taken: bool) -> Wish | None:
         """The rule's measures, if it may act there now. The job is changed once a tick, and once in `every_s`."""
