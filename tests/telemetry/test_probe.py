@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import asyncio
 import fcntl
+import importlib.util
 import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -399,3 +401,28 @@ def _children(pid: int) -> list[str]:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_lock_that_another_probe_tries_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    """A probe that starts tries every lock there is, and clears away those that nobody holds."""
+    spec = importlib.util.spec_from_file_location("rackside_host", PROBE[0])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    path = tmp_path / "probe-x.lock"
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def clear() -> None:
+            path.unlink()
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        timer = threading.Timer(0.2, clear)
+        timer.start()
+        with module.Host(None)._lock(str(path)) as held:
+            assert os.fstat(held.fileno()).st_ino == path.stat().st_ino, "not the one that was cleared away"
+        timer.join()
+    with path.open("w") as other, pytest.raises(OSError, match="the lock is held"):
+        fcntl.flock(other, fcntl.LOCK_EX)
+        module.Host(None)._lock(str(path))

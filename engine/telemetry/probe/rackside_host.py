@@ -248,15 +248,28 @@ class Host(System):
                 held = "%.0f s" % (self.time() - os.stat(path).st_mtime)
                 return "an earlier probe (%s) hangs in the driver since %s: none is started beside it" % (name, held)
         try:
-            # Open as long as the probe runs: the kernel lets go of the lock whatever ends it.
-            self._claim = open(os.path.join(place, "probe-%s.lock" % console), "a+")  # noqa: SIM115
-            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._claim = self._lock(os.path.join(place, "probe-%s.lock" % console))
             self._claim.truncate(0)
             self._claim.write("%d\n" % os.getpid())
             self._claim.flush()
         except (OSError, IOError):
             return "another probe of this console runs on this node already"
         return ""
+
+    def _lock(self, path):
+        """The lock, open as long as the probe runs: the kernel lets go of it whatever ends it. Another probe that
+        starts may be trying it, or clearing it away, at this very moment: then once more."""
+        for _ in range(40):
+            file = open(path, "a+")  # noqa: SIM115
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(file.fileno()).st_ino == os.stat(path).st_ino:
+                    return file
+            except (OSError, IOError):
+                pass
+            file.close()
+            time.sleep(0.025)
+        raise OSError("the lock is held")
 
     def _cleared(self, path, ours):
         """Whether nothing stands in the way at a lock: nobody holds it, or somebody who is well or could be ended."""
