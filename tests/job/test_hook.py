@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 import timeit
 import warnings
@@ -390,6 +391,36 @@ class TestPause:
         line.hear()
         hook.step()  # would take a minute
         assert next(h for h in iter(line.hear, {}) if h.get("id") == "r")["state"] == "applied"
+
+    def test_a_resume_that_comes_as_a_pause_ends_has_an_end_and_spares_the_next(
+        self, hook: Hook, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rackside_hook, "PAUSE_LOOK_S", 0.0005)
+        line = Line(folder / "job.sock")
+        line.greet()
+        done, rounds = threading.Event(), 150
+
+        def train() -> None:
+            while not done.is_set():
+                hook.step()
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        try:
+            ends = {}
+            for number in range(rounds):
+                line.say({"id": f"p{number}", "do": "pause", "seconds": 0.002})
+                line.say({"id": f"r{number}", "do": "resume"})
+            while len(ends) < 2 * rounds:
+                told = line.hear()
+                if told.get("state") in ("applied", "rejected"):
+                    ends[told["id"]] = told["state"]
+        finally:
+            done.set()
+            trainer.join()
+        assert not hook._server._pausing
+        assert not hook._server.resuming
+        assert {ends[f"p{number}"] for number in range(rounds)} == {"applied"}
 
     def test_a_length_that_is_refused_leaves_nothing_to_resume(self, hook: Hook, folder: Path) -> None:
         line = Line(folder / "job.sock")

@@ -142,7 +142,7 @@ class Hook(object):
         self._store, self._prefix = store, "rackside/%s/" % job
         self.settings = make_settings(0, microbatch, even_split(global_batch // microbatch, world_size))
         self._seen, self._written, self._pending, self._trouble = 0, 0, [], ""
-        self._pauses, self._pause_until = 0, None
+        self._pauses, self._pause_until, self._pause_ids = 0, None, []
         self._pid, self._ranks, self._server = os.getpid(), None, None
         place = {"rank": rank, "host": host or socket.gethostname(), "pid": os.getpid(), "device": device}
         self._register(place)
@@ -295,17 +295,24 @@ class Hook(object):
             command, before = self._pending.pop(0), now
             try:
                 if command["do"] == "pause":
+                    self._pause_ids.append(command["id"])
                     self._pause_until = time.monotonic() + self._seconds(command)
                 else:
                     now = self._changed(now, command)
                 outcome = {"state": "applied", "step": number, "before": before.as_dict(), "settings": now.as_dict()}
             except Refused as error:
                 outcome = {"state": "rejected", "reason": str(error)}
-                if command["do"] == "pause" and self._pause_until is None and self._server is not None:
-                    self._server.resumed(number)
             if self._server is not None:
                 self._server.state(command["id"], outcome)
         self.settings = now
+        if self._pause_ids and self._pause_until is None:
+            self._over(number)  # each was refused
+
+    def _over(self, number):
+        """No pause is in force any more, nor does one of those that were due wait."""
+        ids, self._pause_ids = self._pause_ids, []
+        if self._server is not None:
+            self._server.resumed(number, ids)
 
     def _seconds(self, command):
         seconds = finite(command.get("seconds"))
@@ -327,11 +334,13 @@ class Hook(object):
                 server.paused(number, time.time() + until - time.monotonic())
             while time.monotonic() < until and not (server is not None and server.resuming):
                 time.sleep(PAUSE_LOOK_S)
-            if self._store is not None:
-                self._store.add(key, 1)
-            if server is not None:
-                server.resumed(number)
+            try:
+                if self._store is not None:
+                    self._store.add(key, 1)
+            finally:
+                self._over(number)
             return
+        self._pause_ids = []
         while time.monotonic() < until + PAUSE_GRACE_S and int(self._store.add(key, 0)) < self._pauses:
             time.sleep(PAUSE_LOOK_S)
 
@@ -413,8 +422,8 @@ class Server(threading.Thread):
         self._lock = threading.Lock()
         self._clients = {}
         self._running = True
-        self.holder, self._heard = None, {}
-        self.paused_until, self._pausing, self._resumers = None, 0, []
+        self.holder, self._heard = None, 0.0
+        self.paused_until, self._pausing, self._resumers = None, set(), []
         self._listener, self.path = self._listen(socket_directory(directory), job)
         self._inode = os.stat(self.path).st_ino
         self._wake_read, self._wake_write = os.pipe()
@@ -475,12 +484,16 @@ class Server(threading.Thread):
     def resuming(self):
         return bool(self._resumers)
 
-    def resumed(self, step):
-        """The job goes on; whoever asked for it is told."""
-        self.paused_until, self._pausing = None, 0
+    def resumed(self, step, pauses):
+        """The job goes on after these pauses; whoever asked for it is told. One lock with `_command`: a resume finds
+        the pause, or comes too late, and never waits for the next one."""
+        with self._lock:
+            self._pausing.difference_update(pauses)
+            resumers, self._resumers = self._resumers, []
+        self.paused_until = None
         self.tell({"event": "pause", "step": step, "until": None})
-        while self._resumers:
-            self.state(self._resumers.pop(), {"state": "applied", "step": step})
+        for command_id in resumers:
+            self.state(command_id, {"state": "applied", "step": step})
 
     def close(self):
         """Say goodbye, stop the thread and remove the socket if it still is ours."""
@@ -618,13 +631,14 @@ class Server(threading.Thread):
                 state = {"id": command_id, "state": "rejected" if refusal else "accepted", "operator": client.operator}
                 if refusal:
                     state["reason"] = refusal
+                elif message["do"] == "resume":
+                    self._resumers.append(command_id)
+                elif message["do"] == "pause":
+                    self._pausing.add(command_id)
                 self._states[command_id] = state
         if known is not None or refusal:
             self._queue(client, dict(known or state))  # a repeated id is answered, never applied twice
-        elif message["do"] == "resume":
-            self._resumers.append(command_id)
-        else:
-            self._pausing += message["do"] == "pause"
+        elif message["do"] != "resume":
             self.commands.append(message)
 
     def _held(self, client, message):
@@ -638,13 +652,12 @@ class Server(threading.Thread):
             return "The job is not paused."
         if held is not None and held["operator"] != who:
             there = any(c.greeted and c.operator == held["operator"] for c in self._clients.values())
-            heard = self._heard.get(held["operator"], 0.0)
             reason = str(message.get("steal") or "")[:200]
-            if now - heard < (IDLE_S if there else GONE_S) and not reason:
+            if now - self._heard < (IDLE_S if there else GONE_S) and not reason:
                 since = time.strftime("%H:%M:%S", time.localtime(held["since"]))
                 return "%s holds this job since %s; steal it with a reason to act." % (held["operator"], since)
             held = None
-        self._heard = {who: now}
+        self._heard = now
         if held is None:
             self.holder = {"operator": who, "since": now, "reason": str(message.get("steal") or "")[:200]}
             self.tell({"event": "holder", "holder": self.holder})
