@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine.act.action import ClockLock, NodeAction, Stage, Throttle, Ticket
+from engine.act.action import NodeAction, Stage, Throttle, Ticket
 from engine.act.alarm import Priority, Raised
 from engine.telemetry.snapshot import NodeState, Snapshot
 
@@ -17,31 +17,31 @@ TOLERANCE_W = 1.0
 
 def leased(tickets: Iterable[Ticket]) -> set[tuple[str, int]]:
     """Each (node, GPU index) that gets its limit or clock back when this console ends."""
-    held: dict[type, set[tuple[str, int]]] = {Throttle: set(), ClockLock: set()}
-    for ticket in tickets:
-        action = ticket.proposal.action
-        if ticket.stage is Stage.DONE and isinstance(action, NodeAction):
-            which = {(node, index) for node, of_node in action.values.items() for index in of_node}
-            held[type(action)] = (
-                held[type(action)] - which if action.restore or action.permanent else held[type(action)] | which
-            )
-    return held[Throttle] | held[ClockLock]
+    return {
+        (node, index)
+        for ticket in _in_force(tickets)
+        if isinstance(action := ticket.proposal.action, NodeAction) and not action.permanent
+        for node, of_node in action.values.items()
+        for index in of_node
+    }
 
 
 def limits(tickets: Iterable[Ticket]) -> dict[tuple[str, int], tuple[float, float]]:
-    """(watts, since when) of each (node, GPU index) whose limit is held down; `tickets` oldest first."""
-    held: dict[tuple[str, int], tuple[float, float]] = {}
-    for ticket in tickets:
-        action = ticket.proposal.action
-        if ticket.stage is not Stage.DONE or not isinstance(action, Throttle):
-            continue
-        for node, of_node in action.limits_w.items():
-            for index, watts in of_node.items():
-                if action.restore:
-                    held.pop((node, index), None)
-                else:
-                    held[node, index] = (watts, ticket.time)
-    return held
+    """(watts, since when) of each (node, GPU index) whose limit was set here; `tickets` oldest first."""
+    return {
+        (node, index): (watts, ticket.time)
+        for ticket in _in_force(tickets)
+        if isinstance(action := ticket.proposal.action, Throttle)
+        for node, of_node in action.limits_w.items()
+        for index, watts in of_node.items()
+    }
+
+
+def _in_force(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """What is done and neither undone nor itself an undoing."""
+    done = [t for t in tickets if t.stage is Stage.DONE]
+    undone = {t.proposal.undoes for t in done}
+    return [t for t in done if not t.proposal.undoes and t.id not in undone]
 
 
 def drifted(snapshot: Snapshot, tickets: Iterable[Ticket]) -> list[Raised]:

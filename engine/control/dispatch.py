@@ -44,7 +44,8 @@ class Dispatch:
             back = await self._send(ticket, f"{ticket.id}-back", _back(action, done))
             left = sorted(node for node, r in back.items() if r.state != "done")
             why += f"; put back on {len(done) - len(left)} of {len(done)} other nodes"
-            why += f", NOT on {', '.join(left)} (their lease ends by itself)" if left else ""
+            ends = "undo it by hand" if action.permanent else "their lease ends by itself"
+            why += f", NOT on {', '.join(left)} ({ends})" if left else ""
         unknown = all(r.state == "unknown" for r in failed.values())
         return replace(ticket, stage=Stage.UNKNOWN if unknown else Stage.FAILED, reason=why)
 

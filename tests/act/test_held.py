@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from engine.act.action import Stage, Throttle, Ticket
-from engine.act.held import SETTLED_S, drifted, limits
+from engine.act.held import SETTLED_S, drifted, leased, limits
 from engine.telemetry.reading import decode
 from engine.telemetry.snapshot import NodeState, Snapshot
 from engine.telemetry.store import Store
@@ -19,7 +19,7 @@ SET = replace(
 
 def back(stage: Stage = Stage.DONE) -> Ticket:
     action = Throttle({"n1": {1: 700.0}}, restore=True)
-    return replace(SET, id="t2", time=200.0, stage=stage, proposal=replace(SET.proposal, action=action))
+    return replace(SET, id="t2", time=200.0, stage=stage, proposal=replace(SET.proposal, action=action, undoes=SET.id))
 
 
 def reading(watts: list[float | None], now: float, state: NodeState = NodeState.LIVE) -> Snapshot:
@@ -52,3 +52,11 @@ def test_what_was_given_back_or_undone_is_not_held() -> None:
     assert limits([SET, back(Stage.FAILED)]) == {("n1", 1): (500.0, 100.0)}
     assert limits([replace(SET, stage=Stage.UNDONE)]) == {}
     assert drifted(reading([700, 700], 250.0), [SET, back()]) == []
+
+
+def test_an_undone_throttle_leaves_the_one_before_it_held() -> None:
+    action = Throttle({"n1": {1: 600.0}})
+    first = replace(SET, id="t0", time=50.0, proposal=replace(SET.proposal, action=action))
+    assert limits([first, SET, back()]) == {("n1", 1): (600.0, 50.0)}
+    assert leased([first, SET, back()]) == {("n1", 1)}
+    assert leased([replace(SET, proposal=replace(SET.proposal, action=replace(action, permanent=True)))]) == set()

@@ -427,3 +427,37 @@ def test_a_lock_that_another_probe_tries_for_a_moment_is_waited_for(tmp_path: Pa
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(OSError, match="the lock is held"):
             module.Host(None)._lock(str(path))
+
+
+async def test_each_undo_is_one_step_back(nvml: FakeNvml) -> None:
+    async with probe(nvml) as running:
+        for number, watts in enumerate((650, 600, 500)):
+            running.send(id=f"s{number}", do="power_limit", gpus={"0": watts}, lease_s=60)
+            await running.record("result")
+        for number, expected in enumerate((600, 650, 700)):
+            running.send(id=f"u{number}", do="restore", gpus=[0])
+            assert (await running.record("result"))["state"] == "done"
+            assert nvml.limits()[0] == 1000 * expected
+        running.send(id="none", do="restore", gpus=[0])
+        assert "holds nothing" in (await running.record("result"))["reason"]
+
+
+async def test_what_is_leased_is_not_made_permanent_over_it(nvml: FakeNvml) -> None:
+    """It would lose what was before the lease."""
+    async with probe(nvml) as running:
+        running.send(id="a", do="power_limit", gpus={"0": 500}, lease_s=60)
+        await running.record("result")
+        running.send(id="b", do="power_limit", gpus={"0": 600})
+        assert "undo that before it is made permanent" in (await running.record("result"))["reason"]
+    assert nvml.limits() == {0: 700000}
+
+
+async def test_a_probe_killed_while_it_sets_gives_back_what_it_had_set(nvml: FakeNvml) -> None:
+    nvml.write(gpu1_clock_set="ignored")  # it is looked at for a second
+    async with probe(nvml) as running:
+        await running.record("tick")
+        running.send(id="a", do="clock_lock", gpus={"0": 1200, "1": 1200}, lease_s=600)
+        await until(lambda: nvml.limits("lock") == {0: 1200})
+        running.process.kill()
+        await running.process.wait()
+        await until(lambda: nvml.limits("lock")[0] == 0)

@@ -144,7 +144,7 @@ class Host(System):
 
     def __init__(self, nvml, nvml_error=""):
         self.nvml, self.nvml_error = nvml, nvml_error
-        self._claim, self._file, self._heir = None, None, None
+        self._claim, self._heir = None, None
 
     def leave_heir(self, give_back):
         """Forked before anything touches the driver or starts a thread. It reads what is held, a line a change, and

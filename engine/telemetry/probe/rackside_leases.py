@@ -52,7 +52,7 @@ class Power(object):
         return ""
 
     def ours(self, index, lease):
-        return self.now(index) == lease["ours"]
+        return self.now(index) in [lease["ours"], *lease["steps"]]
 
     def told(self, value):
         return None if value is None else value / 1000.0
@@ -161,7 +161,14 @@ class Leases(object):
 
     def set(self, kind_name, wanted, lease_s, operator):
         """Set every value of {index: value} or none: (state, {index: {before, asked, now}}, reason)."""
-        kind, done, report, reason = self.kinds[kind_name], [], {}, self._taken(kind_name, wanted)
+        kind, done, report = self.kinds[kind_name], [], {}
+        reason = self._taken(kind_name, wanted, lease_s)
+        was = dict(self.held)
+        if not reason and lease_s is not None:
+            # Noted before anything is set: whatever ends this probe half-way, somebody gives back what is ours by then.
+            for index in wanted:
+                self._lease(kind, index, wanted[index], lease_s, operator)
+            self._keep()
         for index in [] if reason else sorted(wanted):
             before = kind.now(index)
             error = kind.put(index, wanted[index])
@@ -174,9 +181,6 @@ class Leases(object):
                 break
             done.append((index, before))
         if not reason:
-            for index, before in done:
-                self._lease(kind_name, index, before, wanted[index], lease_s, operator)
-            self._keep()
             return "done", report, ""
         back = [(index, kind.put(index, before)) for index, before in done]
         stuck = [index for index, error in back if error]
@@ -184,20 +188,28 @@ class Leases(object):
             reason += "; the %d set before it were put back" % (len(done) - len(stuck))
         if stuck:
             reason += ", but not %s" % ", ".join(map(str, stuck))
+        self.held = was
+        self._keep()
         return ("partial" if stuck else "failed"), report, reason
 
-    def _lease(self, kind, index, before, value, lease_s, operator):
-        earlier = self.held.pop((kind, index), None)
-        if lease_s is None:
-            return
-        first = earlier["before"] if earlier and earlier["ours"] == before else before
-        ours = self.host.started(index) if kind == "stop" else value
+    def _lease(self, kind, index, value, lease_s, operator):
+        """`before` is what comes back at the end; `steps` what this console had set on the way, one undo each."""
+        earlier, before = self.held.get((kind.name, index)), kind.now(index)
+        steps = []
+        if earlier and kind.ours(index, earlier):
+            before, steps = earlier["before"], [*earlier["steps"], earlier["ours"]]
+        ours = self.host.started(index) if kind.name == "stop" else value
         until = self.host.monotonic() + lease_s
-        lease = {"kind": kind, "index": index, "before": first, "ours": ours, "until": until, "lease_s": lease_s}
-        self.held[kind, index] = dict(lease, operator=operator)
+        lease = {"kind": kind.name, "index": index, "before": before, "ours": ours, "steps": steps}
+        self.held[kind.name, index] = dict(lease, until=until, lease_s=lease_s, operator=operator)
 
-    def _taken(self, kind, wanted):
-        """Who else holds one of these: consoles that hold each other's limits would never come back to the first."""
+    def _taken(self, kind, wanted, lease_s):
+        """Who holds one of these so that it must not be set: consoles that hold each other's limits would never come
+        back to the first, and a permanent value over a lease would lose what was before it."""
+        if lease_s is None:
+            leased = [index for index in sorted(wanted) if (kind, index) in self.held]
+            if leased:
+                return "GPU %d is leased by this console; undo that before it is made permanent" % leased[0]
         for other in self.host.kept_by_others():
             if other.get("kind") == kind and other.get("index") in wanted:
                 what = "process" if kind == "stop" else "GPU"
@@ -205,9 +217,24 @@ class Leases(object):
                 return "%s %d is held by %s; it is to be undone there first" % held
         return ""
 
-    def restore(self, kind, indexes):
-        """Give back at once; what could not be done, as sentences."""
-        return self._release([(kind, index) for index in indexes], None)
+    def restore(self, kind_name, indexes):
+        """Undo one step of each at once: what this console had set before, else what was there before it; what could
+        not be done, as sentences."""
+        kind, back, last = self.kinds[kind_name], [], []
+        for index in indexes:
+            lease = self.held.get((kind_name, index))
+            if lease and lease["steps"] and kind.ours(index, lease):
+                back.append((index, lease))
+            else:
+                last.append((kind_name, index))
+        kept = []
+        for index, lease in back:
+            error = kind.put(index, lease["steps"][-1])
+            if error:
+                kept.append("GPU %d: %s" % (index, error))
+            else:
+                self.held[kind_name, index] = dict(lease, ours=lease["steps"][-1], steps=lease["steps"][:-1])
+        return kept + self._release(last, None)
 
     def renew(self):
         for lease in self.held.values():
