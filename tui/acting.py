@@ -72,7 +72,8 @@ async def _settled(control: Control, cluster: Cluster, wait_s: float) -> None:
         told = all(n.state in (NodeState.DOWN, NodeState.ERROR) or n.samples >= 3 for n in nodes)
         job = control.jobs.current
         hooks = any(n.hook_sockets for n in nodes)
-        if told and (not hooks or (job is not None and (not job.attached or job.step_s))):
+        heard = job is not None and (not job.attached or job.step_s or job.paused_until)
+        if told and (not hooks or heard):
             return
         await asyncio.sleep(cluster.poll_interval_s / 4)
 
@@ -163,6 +164,6 @@ def _show(proposal: Proposal, ticket: Ticket | None, as_json: bool) -> None:
         return
     print(proposal.scope)
     for name, value in effect_rows(proposal):
-        print(f"  {name:<13}{value}")
+        print(f"  {name:<15}{value}")
     for note in proposal.notes:
         print(note)

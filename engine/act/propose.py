@@ -25,6 +25,8 @@ LEASED = "Leased: restored when this console ends or loses the node."
 PERMANENT = "PERMANENT: it stays when this console ends, until it is undone or the driver is loaded anew."
 LEAST_CLOCK, CLOCK_GRID_MHZ = 0.2, 15.0
 """Lowest lock as a share of a board's highest clock; clocks come in steps."""
+HOT_MARGIN_K = 6.0
+"""A rank counts as hot when its hottest GPU is, or is headed, this close to where it slows itself."""
 COLD_MARGIN_K = 5.0
 """A GPU may take work when it is this much below the threshold above which GPUs give work away."""
 

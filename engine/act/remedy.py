@@ -11,8 +11,6 @@ from engine.act.guard import Wish, share_at
 from engine.act.propose import JobView, Target
 from engine.profile.policy import Measure
 
-MOVE_MARGIN_K = 6.0
-"""Ranks whose hottest GPU is headed closer than this to the point where it slows itself give work away."""
 NO_JOB = "There is no job with a hook to change."
 
 
@@ -34,7 +32,7 @@ def proposal(
     if measure.microbatch is not None:
         return propose.microbatch(rack, job, max(1, job.microbatch // 2))
     if measure.rebalance is not None:
-        return propose.rebalance(rack, job, limit_c - MOVE_MARGIN_K, int(measure.rebalance))
+        return propose.rebalance(rack, job, limit_c - propose.HOT_MARGIN_K, int(measure.rebalance))
     return propose.pause(rack, job, measure.pause_s or 0.0)
 
 

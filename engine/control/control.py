@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.act import held, propose
-from engine.act.action import Action, NodeAction, Proposal, Stage, Ticket
+from engine.act.action import Action, NodeAction, Pause, Proposal, Resume, Stage, Ticket
 from engine.act.alarm import Alarm, Priority, alarms
 from engine.act.audit import Audit, AuditError
 from engine.act.effect import Load, Rack
@@ -32,9 +32,6 @@ from engine.profile import Cluster, Policy
 from engine.telemetry.snapshot import Snapshot
 from engine.telemetry.source import NodeSource
 from engine.telemetry.store import Store
-
-REBALANCE_MARGIN_K = 6.0
-"""A rank counts as hot when its hottest GPU is this close to its own slowdown point."""
 
 
 class Refused(Exception):
@@ -174,14 +171,14 @@ class Control:
 
     def propose_rebalance(self, job: JobStatus, moves: int = 1) -> Proposal:
         """Move microbatches from a job's hot ranks to its cold ones."""
-        threshold = min(self._slowdown_c) - REBALANCE_MARGIN_K
+        threshold = min(self._slowdown_c) - propose.HOT_MARGIN_K
         view = load.job_view(job, self.cluster, self.snapshot)
         return self._foreseen(propose.rebalance(self._rack(), view, threshold, moves))
 
-    def propose_undo(self, ticket_id: str | None = None) -> Proposal | None:
-        """Put back what the last action that is still in force changed, or a certain one; None when there is none."""
-        undoable = (t for t in reversed(self.tickets) if t.stage is Stage.DONE and not t.proposal.undoes and t.before)
-        last = next((t for t in undoable if ticket_id is None or t.id == ticket_id), None)
+    def propose_undo(self) -> Proposal | None:
+        """Put back what the last action that is still in force changed; None when there is none. A pause is resumed."""
+        undoable = (t for t in reversed(self.tickets) if t.stage is Stage.DONE and not t.proposal.undoes)
+        last = next((t for t in undoable if not isinstance(t.proposal.action, Pause | Resume)), None)
         if last is None or last.before is None:
             return None
         return propose.undo(last.proposal, last.before, last.id, self._rack(), self._load())
@@ -288,7 +285,9 @@ class Control:
             last = replace(last, stage=Stage.UNKNOWN, reason=f"rackside itself failed here: {error!r}")
             self._update(last)
         if last.stage is Stage.DONE:  # from here on an earlier one is no longer alone in force
-            self._measuring = {last.id: Measuring(self.snapshot.time, self.jobs.current, last.step)}
+            self._measuring.clear()
+            if not isinstance(ticket.proposal.action, Pause | Resume):  # what comes after a pause is not its effect
+                self._measuring[last.id] = Measuring(self.snapshot.time, self.jobs.current, last.step)
         undone = next((t for t in self.tickets if t.id == ticket.proposal.undoes), None)
         if last.stage is Stage.DONE and undone is not None:
             self._update(replace(undone, stage=Stage.UNDONE, reason=""))

@@ -16,7 +16,7 @@ from engine.act.audit import AuditError
 from engine.control.control import Refused
 from engine.job.status import JobStatus
 from tests.parts.console import Console, console, write_inventory
-from tests.parts.jobs import saved, training
+from tests.parts.jobs import attached, saved, training
 from tests.parts.nvml import FakeNvml
 from tests.parts.sshd import Sshd
 from tests.parts.waiting import until
@@ -278,3 +278,39 @@ async def test_what_was_predicted_is_measured_and_logged(
         assert "; measured 0." in done.line
         entries = [e for e in c.control._audit.read() if e["id"] == ticket.id]
         assert entries[-1]["measured"]["step_s"] == done.measured.step_s
+
+
+async def test_two_throttles_are_undone_one_after_the_other(inventory: Path, nvml: FakeNvml) -> None:
+    async with console(inventory) as c:
+        await c.live()
+        for expected in (600_000, 500_000):
+            await until(lambda: c.control.snapshot.gpus["power_limit_w"][0] == nvml.limits().get(0, 700_000) / 1000)
+            assert (await c.does(c.control.propose_throttle("n1", [(0, 0)], 100.0))).stage is Stage.DONE
+            assert nvml.limits() == {0: expected}
+        for expected, held in ((600_000, 1), (700_000, 0)):
+            undo = c.control.propose_undo()
+            assert undo is not None
+            assert (await c.does(undo)).stage is Stage.DONE
+            assert nvml.limits() == {0: expected}
+            await until(lambda held=held: c.control.leased_gpus == held)
+
+
+async def test_the_job_of_another_operator_is_left_alone_unless_stolen_with_a_reason(
+    inventory: Path, hooks: Path
+) -> None:
+    async with (
+        training("train_light", hooks, steps=100000, step_s=0.02) as job,
+        attached(job.socket, "ann@desk") as ann,
+        console(inventory) as c,
+    ):
+        assert (await ann.does("first", "microbatch", microbatch=2)).state == "applied"
+        status = await c.job(lambda j: j.holder == "ann@desk")
+        proposal = c.control.propose_microbatch(status, 4)
+        c.control.arming.arm()
+        with pytest.raises(Refused, match=r"ann@desk holds job since .* Steal it with a reason"):
+            c.control.confirm(proposal)
+        ticket = c.control.confirm(proposal, steal="ann is asleep")
+        await until(lambda: next(t for t in c.control.tickets if t.id == ticket.id).stage is Stage.DONE)
+        await c.job(lambda j: j.holder == "ops@test" and j.held_because == "ann is asleep")
+        assert [e["steal"] for e in c.audit.read()][-1] == "ann is asleep"
+        assert "ops@test holds" in (await ann.does("second", "microbatch", microbatch=1)).reason

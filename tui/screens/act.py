@@ -145,6 +145,6 @@ class ActPanel(Panel[Proposal | None]):
 def _effect(p: Proposal) -> Text:
     text = Text()
     for name, value in effect_rows(p):
-        text.append(f"  {name:<13}", "dim")
+        text.append(f"  {name:<14}", "dim")
         text.append(f"{value}\n")
     return text
