@@ -27,7 +27,7 @@ from tui.actions import ACTIONS
 from tui.bridge import carry
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
-from tui.screens.act import ActPanel, Choice
+from tui.screens.act import ActPanel, Choice, Confirmed
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
 from tui.widgets import lines
@@ -292,6 +292,15 @@ class RacksideApp(App[None]):
         if job is not None:
             self._open("Rebalance: work from hot ranks to cold", choices.rebalance(self.control, job), (job.name,), 0)
 
+    def action_pause(self) -> None:
+        job = self._acting_job()
+        if job is None:
+            return
+        if job.paused_until is None:
+            self._open("Pause: the job waits at its next step", choices.pause(self.control, job), (job.name,), 1)
+        else:
+            self._open("Resume the job", choices.resume(self.control, job), (job.name,), 0)
+
     def action_undo(self) -> None:
         if self.control.propose_undo() is None:
             self.notify("Nothing of this session is in force that could be undone.", severity="warning")
@@ -316,15 +325,19 @@ class RacksideApp(App[None]):
         def reached(proposal: Proposal) -> int:
             return self.control.nodes_reached(proposal.action)
 
-        self._panel = ActPanel(title, offered, scopes, chosen, lambda: arming.left_s, arming.arm, reached, self.plain)
+        def held(proposal: Proposal) -> str:
+            return self.control.holder_of(proposal.action)
+
+        armed = lambda: arming.left_s  # noqa: E731
+        self._panel = ActPanel(title, offered, scopes, chosen, armed, arming.arm, reached, held, self.plain)
         self.push_screen(self._panel, self._confirmed)
 
-    def _confirmed(self, proposal: Proposal | None) -> None:
+    def _confirmed(self, confirmed: Confirmed | None) -> None:
         self._panel = None
-        if proposal is None:
+        if confirmed is None:
             return
         try:
-            self.control.confirm(proposal)
+            self.control.confirm(confirmed.proposal, confirmed.steal)
         except (Refused, AuditError) as error:
             self.notify(f"Not done: {error}", severity="error", timeout=10, markup=False)
 

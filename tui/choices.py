@@ -10,6 +10,7 @@ from tui.screens.act import Choice
 THROTTLE_STEPS_W = (200.0, 150.0, 100.0, 50.0, -50.0, -100.0, -200.0)
 THROTTLE_DEFAULT = 2
 MOVES = (1, 2, 4)
+PAUSES_S = (30.0, 60.0, 120.0, 300.0)
 MOST_MICROBATCHES = 10
 
 
@@ -62,6 +63,23 @@ def rebalance(control: Control, job: JobStatus) -> list[Choice]:
         return Choice(f"{moves} a rank", propose)
 
     return [choice(m) for m in MOVES]
+
+
+def pause(control: Control, job: JobStatus) -> list[Choice]:
+    """How long the job waits."""
+
+    def choice(seconds: float) -> Choice:
+        def propose(_: int) -> Proposal:
+            return control.propose_pause(control.jobs.statuses.get(job.key, job), seconds)
+
+        return Choice(f"{seconds:.0f} s", propose)
+
+    return [choice(s) for s in PAUSES_S]
+
+
+def resume(control: Control, job: JobStatus) -> list[Choice]:
+    """A paused job, now."""
+    return [Choice("now", lambda _: control.propose_resume(control.jobs.statuses.get(job.key, job)))]
 
 
 def undo(control: Control) -> list[Choice]:

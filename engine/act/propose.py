@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -181,11 +181,11 @@ def pause(rack: Rack, job: JobView, seconds: float) -> Proposal:
         title=f"Pause {job.name} for {seconds:.0f} s",
         action=Pause(job.name, seconds),
         before=before,
-        after=effect.waiting(rack),
+        after=replace(effect.waiting(rack), memory_gib=before.memory_gib),
         scope=f"{len(job.microbatches)} ranks at one step",
         refusal=refusal,
         notes=(
-            *_notes((lost is not None, f"{lost or 0:,.0f} tokens later than without it.")),
+            *_notes((lost is not None, f"Some {(lost or 0) / 1e6:,.1f} M tokens are trained later.")),
             "It goes on by itself when the time is up; ranks without a hook wait in their collectives meanwhile.",
         ),
     )
@@ -196,7 +196,7 @@ def resume(rack: Rack, job: JobView) -> Proposal:
     return Proposal(
         title=f"Resume {job.name}",
         action=Resume(job.name),
-        before=effect.waiting(rack),
+        before=replace(effect.waiting(rack), memory_gib=job.load.memory_gib if job.load else None),
         after=effect.now(rack, job.load),
         scope=f"{len(job.microbatches)} ranks at one step",
         refusal=_unable(job, "resume") or ("" if job.paused else f"{job.name} is not paused."),

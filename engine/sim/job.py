@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ from engine.model import pace
 from engine.model.predict import Prediction, predict, with_microbatch
 from engine.profile import Model, Plan, catalog
 from engine.sim.rack import Demand, Rack
+
+HELD_S = 0.5
+"""A boundary that takes longer is a pause."""
+WAITING = 1e-6
+"""Share of the time that a GPU of a waiting job is busy: it holds its clock and draws what waiting draws."""
 
 
 @dataclass
@@ -85,11 +90,19 @@ class Job:
                 tokens = self.prediction.tokens_per_iteration
                 self.step, self.step_s, self.tokens_per_s = settings.step, took, tokens / took
                 self.microbatch = settings.microbatch
-                settings = _step(hooks, loss=self._loss(), tokens=tokens, step_time_s=took)
+                settings = await self._boundary(hooks, loss=self._loss(), tokens=tokens, step_time_s=took)
         finally:
             self.rack.demand = Demand.idle(len(self.rack.devices))
             for hook in hooks:
                 hook.close()
+
+    async def _boundary(self, hooks: list[Hook], **report: float) -> Any:
+        """All ranks pass their step boundary; while the hooks hold them there, the GPUs wait and cool."""
+        passing = asyncio.create_task(asyncio.to_thread(_step, hooks, **report))
+        done, _ = await asyncio.wait({passing}, timeout=HELD_S)
+        if not done:
+            self.rack.demand = replace(self.rack.demand, busy=np.full(len(self.rack.devices), WAITING))
+        return await passing
 
     def _loss(self) -> float:
         """A power law in tokens, as pre-training losses are (Kaplan et al. 2020)."""

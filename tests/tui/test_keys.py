@@ -15,7 +15,7 @@ from engine.act.audit import Audit
 from engine.control.connect import sources
 from engine.control.control import Control
 from engine.profile import catalog
-from tests.parts.jobs import training
+from tests.parts.jobs import attached, training
 from tests.parts.nvml import FakeNvml
 from tests.parts.screen import racks, text_of
 from tests.parts.waiting import until
@@ -132,6 +132,39 @@ async def test_m_halves_the_microbatch(inventory: Path, hooks: Path) -> None:
         await c.acts("m", "Microbatch of job from 4 to 2")
         await until(lambda: "microbatch 2 x 8" in text_of(c.app, "#job"))
         await c.shows("at step", "#action")
+
+
+async def test_p_pauses_the_job_and_resumes_it(inventory: Path, hooks: Path) -> None:
+    async with training("train_light", hooks, steps=100000, step_s=0.02), opened(inventory) as c:
+        await c.job()
+        await c.acts("p", "Pause job for 60 s")
+        paused = lambda: c.app.control.jobs.current.paused_until is not None  # type: ignore[union-attr]  # noqa: E731
+        await until(paused)
+        await c.shows("paused", "#job")
+        await c.press("p")
+        await c.shows("Resume job", "#panel-body")
+        await c.press("enter")
+        await until(lambda: not paused())
+
+
+async def test_a_job_that_another_holds_is_taken_with_a_reason(inventory: Path, hooks: Path) -> None:
+    async with (
+        training("train_light", hooks, steps=100000, step_s=0.02) as job,
+        attached(job.socket, "ann@desk") as ann,
+        opened(inventory) as c,
+    ):
+        await c.job()
+        assert (await ann.does("first", "microbatch", microbatch=2)).state == "applied"
+        await until(lambda: c.app.control.jobs.current.holder == "ann@desk")  # type: ignore[union-attr]
+        await c.press("a", "m")
+        await c.shows("ann@desk holds job since", "#panel-body")
+        await c.press("enter")
+        assert isinstance(c.app.screen, ActPanel), "enter sends nothing while another holds the job"
+        await c.press("S", *"asleep", "enter")
+        await c.shows("enter confirms", "#panel-body")
+        await c.press("enter")
+        await c.ended(Stage.DONE)
+        assert c.app.control.tickets[-1].steal == "asleep"
 
 
 async def test_r_moves_work_off_the_hot_gpu(inventory: Path, hooks: Path, nvml: FakeNvml) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.text import Text
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.widgets import Input
 
 from engine.act.action import Proposal
 from tui.screens.panel import Panel
@@ -22,8 +24,17 @@ class Choice:
     propose: Callable[[int], Proposal]
 
 
-class ActPanel(Panel[Proposal | None]):
-    """Left and right choose the value, up and down the scope, enter confirms, escape leaves.
+@dataclass(frozen=True)
+class Confirmed:
+    """What is to be sent; `steal` is the reason to take the job from another operator."""
+
+    proposal: Proposal
+    steal: str = ""
+
+
+class ActPanel(Panel[Confirmed | None]):
+    """Left and right choose the value, up and down the scope, enter confirms, escape leaves. A job that another
+    operator holds is taken with S and a reason.
 
     What touches more than one node wants a second key. The proposal is made anew with every snapshot, so that what is
     confirmed is what is shown.
@@ -37,6 +48,7 @@ class ActPanel(Panel[Proposal | None]):
         Binding("enter", "confirm", "confirm"),
         Binding("y", "yes", "send"),
         Binding("a", "arm", "arm"),
+        Binding("S", "steal", "take the job"),
         Binding("escape,q", "leave", "leave"),
     ]
 
@@ -49,15 +61,23 @@ class ActPanel(Panel[Proposal | None]):
         armed: Callable[[], float],
         arm: Callable[[], str],
         reached: Callable[[Proposal], int],
+        held: Callable[[Proposal], str],
         plain: bool,
     ) -> None:
         super().__init__(plain)
         self._title, self._choices, self._scopes = title, choices, scopes
         self.chosen, self.scope_at = chosen, 0
-        self._armed, self._arm, self._reached = armed, arm, reached
+        self._armed, self._arm, self._reached, self._held = armed, arm, reached, held
+        self.reason = Input(placeholder="why you take it; enter ends", id="steal")
+        self.steal = ""
         self.proposal: Proposal | None = None
         self.asking = False
         self._warning = ""
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        self.reason.display = False
+        yield self.reason
 
     def on_mount(self) -> None:
         self.repropose()
@@ -98,6 +118,8 @@ class ActPanel(Panel[Proposal | None]):
             return Text(self._warning, "bold red")
         if p.refusal:
             return Text("escape leaves", "dim")
+        if not self.steal and (held_by := self._held(p)):
+            return Text(f"{held_by} S takes it; escape leaves.", "bold red")
         if not self._armed():
             return Text("READ-ONLY: a arms this console for five minutes; escape leaves", "bold green")
         if self.asking:
@@ -124,7 +146,7 @@ class ActPanel(Panel[Proposal | None]):
     def action_confirm(self) -> None:
         """First key: send, or ask once more when several nodes are touched."""
         p = self.proposal
-        if p is None or p.refusal or not self._armed():
+        if p is None or p.refusal or not self._armed() or (not self.steal and self._held(p)):
             self.repropose()
             return
         if self._reached(p) > 1 and not self.asking:
@@ -132,11 +154,22 @@ class ActPanel(Panel[Proposal | None]):
             self.repropose()
             return
         if not self.asking:
-            self.dismiss(p)
+            self.dismiss(Confirmed(p, self.steal))
 
     def action_yes(self) -> None:
         if self.asking and self.proposal is not None and self._armed():
-            self.dismiss(self.proposal)
+            self.dismiss(Confirmed(self.proposal, self.steal))
+
+    def action_steal(self) -> None:
+        """Ask why, if somebody else holds the job."""
+        if self.proposal is not None and not self.steal and self._held(self.proposal):
+            self.reason.display = True
+            self.reason.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.steal = event.value.strip()
+        self.reason.display = False
+        self.repropose()
 
     def action_leave(self) -> None:
         self.dismiss(None)

@@ -142,7 +142,7 @@ class Hook(object):
         self._store, self._prefix = store, "rackside/%s/" % job
         self.settings = make_settings(0, microbatch, even_split(global_batch // microbatch, world_size))
         self._seen, self._written, self._pending, self._trouble = 0, 0, [], ""
-        self._pauses, self._pause_until, self._pause_ids = 0, None, []
+        self._pauses, self._pause_until, self._pause_ids, self._closed = 0, None, [], False
         self._pid, self._ranks, self._server = os.getpid(), None, None
         place = {"rank": rank, "host": host or socket.gethostname(), "pid": os.getpid(), "device": device}
         self._register(place)
@@ -215,7 +215,8 @@ class Hook(object):
                 self._give_up("the process group's store failed: %r" % (error,))
 
     def close(self):
-        """Stop serving and remove the socket. Safe to call twice, and in a forked child."""
+        """Stop serving, end a pause and remove the socket. Safe to call twice, and in a forked child."""
+        self._closed = True
         if self._server is not None and os.getpid() == self._pid:
             self._server.close()
             self._server = None
@@ -332,7 +333,7 @@ class Hook(object):
         if self.rank == 0:
             if server is not None:
                 server.paused(number, time.time() + until - time.monotonic())
-            while time.monotonic() < until and not (server is not None and server.resuming):
+            while time.monotonic() < until and not self._closed and not (server is not None and server.resuming):
                 time.sleep(PAUSE_LOOK_S)
             try:
                 if self._store is not None:
@@ -341,7 +342,8 @@ class Hook(object):
                 self._over(number)
             return
         self._pause_ids = []
-        while time.monotonic() < until + PAUSE_GRACE_S and int(self._store.add(key, 0)) < self._pauses:
+        until += PAUSE_GRACE_S
+        while time.monotonic() < until and not self._closed and int(self._store.add(key, 0)) < self._pauses:
             time.sleep(PAUSE_LOOK_S)
 
     def _changed(self, now, command):
