@@ -31,8 +31,7 @@ class Detail(Pane):
     ) -> None:
         """`history` maps temperature_c, power_w and sm_clock_mhz to (times, values), oldest first; `role` is what the
         running job has there."""
-        width = max(20, (self.size.width or 40) - 2)
-        self.draw(detail(cluster, snapshot, node, slot, history, width, plain, role))
+        self.fill(lambda w, _: detail(cluster, snapshot, node, slot, history, max(20, (w or 40) - 2), plain, role))
 
 
 def detail(

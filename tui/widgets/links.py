@@ -26,8 +26,7 @@ class Links(Pane):
 
     def show(self, snapshot: Snapshot, node: str | None, plain: bool, carried: Carried) -> None:
         """`node` limits the list to one node; `carried` says whose traffic goes over a GPU's links or a port."""
-        size = self.size
-        self.draw(links(snapshot, node, max(30, size.width or 60), max(4, size.height or 20), plain, carried))
+        self.fill(lambda w, h: links(snapshot, node, max(30, w or 60), max(4, h or 20), plain, carried))
 
 
 @dataclass(frozen=True)

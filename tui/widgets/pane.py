@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.text import Text
+from textual.events import Resize
 from textual.widgets import Static
 
 PLAIN = str.maketrans({"—": "-", "…": ".", "█": "#", "░": ".", "▁": "_", "▂": ".", "▃": "-", "▄": "=", "▅": "+"})
@@ -14,6 +17,7 @@ class Pane(Static):
     def __init__(self, id: str, plain: bool = False) -> None:
         super().__init__(id=id)
         self.plain = plain
+        self._of_size: Callable[[int, int], Text] | None = None
 
     def draw(self, text: Text) -> None:
         """Show `text`; markup in it is never read."""
@@ -21,6 +25,16 @@ class Pane(Static):
         if self.plain:
             text = asciify(text)
         self.update(text)
+
+    def fill(self, of_size: Callable[[int, int], Text]) -> None:
+        """Show what `of_size` gives for the pane's width and height (0 before its first layout), and again whenever
+        they change."""
+        self._of_size = of_size
+        self.draw(of_size(*self.size))
+
+    def on_resize(self, event: Resize) -> None:
+        if self._of_size is not None:
+            self.draw(self._of_size(*event.size))
 
 
 def asciify(text: Text) -> Text:
