@@ -6,7 +6,6 @@ the simulator's. The guard sees whole degrees and watts, as sensors give them.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from engine.model.thermal import FLOW_EXPONENT
 from engine.profile import catalog
 from engine.sim import rack as sim
 from engine.sim.job import Job
+from tui.output import progress
 
 CLUSTER, MODEL, PLAN = "h200x32", "llama3-8b", "data-parallel"
 WARM_S, HOUR_S = 900, 3600
@@ -204,11 +204,10 @@ def _hour(policy: str | None) -> dict[str, Any]:
     for second in range(WARM_S + HOUR_S):
         if second == WARM_S:
             hour.fail()
-        if second % 300 == 0 and sys.stderr.isatty():
-            print(f"\r\033[Kguard {'on' if policy else 'off'}: minute {second // 60}", end="", file=sys.stderr)
+        if second % 60 == 0:
+            progress(f"guard {'on' if policy else 'off'}: minute {second // 60} of {(WARM_S + HOUR_S) // 60}")
         hour.second(counted=second >= WARM_S)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+    progress()
     return {
         "max_temperature_c": hour.max_c,
         "throttled_gpu_s": hour.throttled_gpu_s,

@@ -16,7 +16,7 @@ from engine.control.events import Published
 from engine.model.learn import Errors
 from engine.profile import ProfileError, catalog
 from engine.record.recording import Recorder, RecordError
-from tui.output import printed, write
+from tui.output import printed, progress, write
 from tui.widgets.plot import sparkline
 
 WIDE = 60
@@ -123,10 +123,8 @@ async def _for(control: Control, seconds: float, recorder: Recorder | None) -> i
         if isinstance(event, Published):
             if recorder is not None:
                 lost += _written(recorder, event)
-            if sys.stderr.isatty():
-                print(f"\r\033[K{_state(control, seconds, left)}", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+            progress(_state(control, seconds, left))
+    progress()
     return lost
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from engine.profile import catalog
 from engine.telemetry.reading import Result
 from engine.telemetry.snapshot import NodeState, Snapshot
 from tui.metrics import reasons
-from tui.output import printed
+from tui.output import printed, progress
 from tui.widgets.figures import number
 
 SHOWN = (
@@ -70,15 +69,13 @@ def _node_json(node: look.Examined, status: Any) -> dict[str, Any]:
 def _looked(given: Any) -> tuple[Snapshot, dict[str, Result]]:
     cluster = catalog.cluster(given.cluster)
 
-    def progress(told: int, nodes: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{told} of {nodes} nodes", end="", file=sys.stderr, flush=True)
+    def told(some: int, nodes: int) -> None:
+        progress(f"{some} of {nodes} nodes")
 
     try:
-        return asyncio.run(look.look(cluster, sources(cluster), given.wait, progress))
+        return asyncio.run(look.look(cluster, sources(cluster), given.wait, told))
     finally:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr)
+        progress()
 
 
 def _table(snapshot: Snapshot) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from engine.plan.reportcard import Line
 from engine.plan.validate import Errors, Row, Validation, errors
 from engine.profile import ProfileError
 from tui import heat
-from tui.output import printed, write
+from tui.output import printed, progress, write
 
 BAR = 48
 PARTS = (
@@ -239,10 +238,7 @@ def _errors(e: Errors) -> str:
 
 
 def _progress(name: str, number: int, of: int) -> None:
-    if sys.stderr.isatty():
-        print(
-            f"\r\033[Kleft out {number} of {of}: {name}", end="\n" if number == of else "", file=sys.stderr, flush=True
-        )
+    progress("" if number == of else f"left out {number} of {of}: {name}")
 
 
 def _file(name: str) -> Path:

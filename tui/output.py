@@ -1,9 +1,10 @@
-"""What commands print and write: JSON, and files with the folders above them."""
+"""What commands print and write: JSON, files with the folders above them, and how far long work has come."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ def write(targets: Mapping[Path, str]) -> list[str]:
 def printed(value: Any) -> str:
     """JSON as every command prints it."""
     return json.dumps(_finite(value), indent=1)
+
+
+def progress(text: str = "") -> None:
+    """One line that is written over by the next, and cleared by an empty one; only on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _finite(value: Any) -> Any:

@@ -17,7 +17,7 @@ from engine.plan.export import to_yaml
 from engine.plan.search import Ranked
 from engine.plan.sweep import Size
 from tui.offline import PARTS, bar, prediction_text, seats_text
-from tui.output import printed
+from tui.output import printed, progress
 
 FRONT = 20
 """Plans of a front that are printed to read."""
@@ -54,8 +54,7 @@ def plan(given: Any) -> int:
         gpus=given.gpus,
     )
     answers = planning.plans(question, _progress if sys.stderr.isatty() else None)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+    progress()
     if given.json:
         print(printed(planning.answers_json(answers)))
     elif given.csv:
@@ -224,5 +223,4 @@ def _csv(answers: Sequence[Answer]) -> None:
 
 def _progress(cluster: str, tried: int, seconds: float, done: float) -> None:
     rate, left = tried / max(seconds, 1e-9), seconds * (1 - done) / max(done, 1e-9)
-    text = f"{cluster}: {tried:,} plans, {rate:,.0f} a second, {left:.1f} s left; ctrl-c shows what was found"
-    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    progress(f"{cluster}: {tried:,} plans, {rate:,.0f} a second, {left:.1f} s left; ctrl-c shows what was found")

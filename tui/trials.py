@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
 from engine.sim import trial
+from tui.output import progress
 
 RACKS, WARNED = 4, 4
 
@@ -17,14 +17,13 @@ def forecasts(seed: int | None) -> dict[str, Any]:
     first = int(np.random.default_rng(seed).integers(1 << 30)) if seed is None else seed
     found = []
     for number in range(RACKS):
-        _progress(f"forecasts on rack {number + 1} of {RACKS}")
+        progress(f"forecasts on rack {number + 1} of {RACKS}")
         found.append(trial.accuracy(first + number))
     warned = []
     for number in range(WARNED):
-        _progress(f"warnings on racks {number + 1} of {WARNED}")
+        progress(f"warnings on racks {number + 1} of {WARNED}")
         warned.append(trial.warnings(first + number))
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+    progress()
     physics, reading = trial.step_ms()
     announced, missed = sum(w.announced for w in warned), sum(w.missed for w in warned)
     false, quiet = sum(w.false_announced for w in warned), sum(w.quiet for w in warned)
@@ -60,8 +59,3 @@ def text(found: dict[str, Any]) -> str:
             f"seed                    {found['seed']}",
         ]
     )
-
-
-def _progress(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
