@@ -18,7 +18,7 @@ from pathlib import Path
 
 PROBE = tuple(
     Path(__file__).parent / "probe" / f"{name}.py"
-    for name in ("rackside_host", "rackside_gpus", "rackside_leases", "rackside_probe")
+    for name in ("rackside_host", "rackside_values", "rackside_gpus", "rackside_leases", "rackside_probe")
 )
 """The probe's modules, each after those it imports."""
 CONSOLE = uuid.uuid4().hex

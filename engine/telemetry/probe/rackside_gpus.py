@@ -5,6 +5,8 @@ A reading is a number, or one of the words absent, unsupported, error, lost: nev
 
 import collections
 
+from rackside_values import field_value, is_number, mega, number_or_none, rounded, scaled, text_of, total, word_of
+
 MAX_NVLINKS = 18
 HEALTH_TICKS, PROCESS_TICKS = 10, 5
 KIB = 1024
@@ -27,10 +29,8 @@ FI_HEALTH = collections.OrderedDict(
         ("remap_failed", (145,)),
     ]
 )
-ERROR_UNSUPPORTED, ERROR_NOT_FOUND, ERROR_LOST = (3, 25), (6, 13), (15, 16)
 EVENT_XID = 8
 POWER_BITS, HEAT_BITS = 0x4 | 0x80, 0x8 | 0x20 | 0x40
-WORDS = ("absent", "unsupported", "error", "lost", "blank", "stale")
 
 STEADY = collections.OrderedDict(
     [
@@ -299,7 +299,7 @@ class Gpus(object):
     def _health(self, columns):
         """Columns that seldom change: told when they do."""
         for name, fields in FI_HEALTH.items():
-            column = [_total([gpu.fields.get(f, "absent") for f in fields]) for gpu in self.all]
+            column = [total([gpu.fields.get(f, "absent") for f in fields]) for gpu in self.all]
             if self.told.get(name) != column:
                 self.told[name] = columns[name] = column
 
@@ -315,7 +315,7 @@ class Gpus(object):
             rates = [
                 mega(self._counted(gpu, (field, link), fields, now, KIB)) for field in (FI_NVLINK_RX, FI_NVLINK_TX)
             ]
-            errors = _total([fields.get((field, link), "absent") for field in FI_NVLINK_ERRORS])
+            errors = total([fields.get((field, link), "absent") for field in FI_NVLINK_ERRORS])
             out.append((facts, rates[0], rates[1], errors if is_number(errors) else None))
         if gpu.handle is not None:
             out.append(self._pcie_row(slot, gpu, fields, now))
@@ -403,59 +403,5 @@ class Gpus(object):
             columns["xid"] = list(self.xids)
 
 
-def _total(values):
-    """The sum of the numbers, or the first word when there is none."""
-    numbers = [v for v in values if is_number(v)]
-    return sum(numbers) if numbers else values[0]
-
-
 def name_of(slot, gpu):
     return gpu.facts.get("bus_id") or "index %d" % slot
-
-
-def is_number(value):
-    return value is not None and not isinstance(value, str)
-
-
-def number_or_none(value):
-    return value if is_number(value) else None
-
-
-def mega(bytes_s):
-    """MB/s with as many digits as are worth sending."""
-    if bytes_s is None:
-        return None
-    return int(bytes_s / 1e6) if bytes_s >= 1e8 else round(bytes_s / 1e6, 2)
-
-
-def rounded(value):
-    return value if isinstance(value, str) else round(value, 2)
-
-
-def word_of(value):
-    """NVML's error number as the state of a reading."""
-    if value in ERROR_UNSUPPORTED:
-        return "unsupported"
-    if value in ERROR_LOST:
-        return "lost"
-    return "absent" if value in ERROR_NOT_FOUND else "error"
-
-
-def scaled(value, factor):
-    return value if isinstance(value, str) else value * factor
-
-
-def text_of(value):
-    """Text from NVML, which is bytes in older modules; None for what was not read."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value if isinstance(value, str) and value not in WORDS else None
-
-
-def field_value(field):
-    """A field value's number by its type, or the word for why there is none."""
-    code = getattr(field, "nvmlReturn", 1)
-    if code:
-        return word_of(code)
-    kinds = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal"}
-    return getattr(field.value, kinds.get(field.valueType, "ullVal"))

@@ -13,8 +13,9 @@ import queue
 import signal
 import threading
 
-from rackside_gpus import Gpus, mega
+from rackside_gpus import Gpus
 from rackside_leases import Leases, give_back
+from rackside_values import mega
 
 VERSION = 1
 FRAME = b"\x1e"
