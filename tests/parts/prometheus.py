@@ -11,10 +11,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
+from engine.profile import Cluster, catalog
 from tests.parts.missing import program
 from tests.parts.sshd import free_port
 
@@ -189,3 +191,16 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., PrometheusServer]]:
     yield make
     for one in made:
         one.stop()
+
+
+def inventory(folder: Path, url: str, nodes: str = "n01 n02", **more: Any) -> Cluster:
+    """A cluster of 8-GPU nodes that Prometheus reads."""
+    text = {
+        "name": "test",
+        "poll_interval_s": 0.2,
+        "prometheus": {"url": url, "step_s": 1, **more},
+        "nodes": [{"name": name, "type": "hgx-h100", "u": 1 + 8 * i} for i, name in enumerate(nodes.split())],
+    }
+    path = folder / "cluster.yaml"
+    path.write_text(json.dumps(text))
+    return catalog.cluster(str(path))
