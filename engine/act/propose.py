@@ -193,14 +193,15 @@ def pause(rack: Rack, job: JobView, seconds: float) -> Proposal:
 
 def resume(rack: Rack, job: JobView) -> Proposal:
     """Let a paused job go on now."""
+    now = effect.now(rack, job.load)
     return Proposal(
         title=f"Resume {job.name}",
         action=Resume(job.name),
-        before=replace(effect.waiting(rack), memory_gib=job.load.memory_gib if job.load else None),
-        after=effect.now(rack, job.load),
+        before=replace(now, step_s=None, tokens_per_s=0.0),
+        after=replace(now, peak_c=None, power_w=None),  # what it drew before the pause is not measured now
         scope=f"{len(job.microbatches)} ranks at one step",
         refusal=_unable(job, "resume") or ("" if job.paused else f"{job.name} is not paused."),
-        notes=("Predicted as the job was before the pause.",),
+        notes=("Its step is taken to be what it was before the pause.",),
     )
 
 

@@ -348,3 +348,12 @@ def test_a_pause(can: set[str], paused: bool, seconds: float, says: str) -> None
     assert p.after.tokens_per_s == 0
     assert (p.after.power_w or 0) < (p.before.power_w or 0)
     assert (p.after.peak_c or 0) < (p.before.peak_c or 0)
+
+
+def test_a_resume_says_what_the_step_was_and_nothing_that_is_not_known() -> None:
+    view = replace(job(), can=frozenset({"resume"}), paused=True)
+    p = propose.resume(rack(), view)
+    assert (p.before.step_s, p.before.tokens_per_s) == (None, 0.0)
+    assert p.after.step_s == load().step_s
+    assert (p.after.power_w, p.after.step_kj) == (None, None), "a waiting rack does not tell what it will draw"
+    assert "is not paused" in propose.resume(rack(), replace(view, paused=False)).refusal

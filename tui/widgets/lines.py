@@ -77,15 +77,20 @@ def job(status: JobStatus | None, others: int, now: float) -> Text:
     if not status.attached:
         text.append(f" gone: {status.reason}", "bold red")
         return text
+    if status.paused_until is not None:
+        text.append(f"  paused, goes on in {age(max(0.0, status.paused_until - now))}", "bold yellow")
     uneven = len(set(status.microbatches)) > 1
     split = f"{min(status.microbatches)}-{max(status.microbatches)}" if uneven else str(status.microbatches[0])
     text.append(
         f"  step {status.step}  {number(status.step_s, 2, 's')}  {large(status.tokens_per_s)} tok/s"
         f"  loss {number(status.loss, 3)}  microbatch {status.microbatch} x {split}"
     )
-    if status.paused_until is not None:
-        text.append(f"  paused, goes on in {age(max(0.0, status.paused_until - now))}", "bold yellow")
-    elif status.last_step is not None and status.step_s and now - status.last_step > max(10.0, 5 * status.step_s):
+    if (
+        status.paused_until is None
+        and status.last_step is not None
+        and status.step_s
+        and now - status.last_step > max(10.0, 5 * status.step_s)
+    ):
         text.append(f"  no step for {age(now - status.last_step)}", "bold red")
     return text
 

@@ -129,7 +129,12 @@ class Stopped(object):
         """Stop a process (any value), or let it go on (None)."""
         if started is not None and pid not in self.gpus.jobs:
             return "process %d is not on a GPU of this node" % pid
-        return self.host.signal(pid, started is not None)
+        refused = self.host.signal(pid, started is not None)
+        for _ in range(0 if refused or started is None else LOOKS):
+            if self.now(pid) is not None:
+                return ""
+            self.host.wait(LOOK_S / 5)
+        return refused or ("" if started is None else "process %d was told to stop and still runs" % pid)
 
     def ours(self, pid, lease):
         return self.now(pid) is not None and self.host.started(pid) == lease["ours"]
