@@ -105,7 +105,13 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, device_t **out) {
     return 0;
 }
 int nvmlDeviceGetName(device_t *d, char *out, unsigned int size) { return need(d->index, "name", NULL, out, size); }
-int nvmlDeviceGetUUID(device_t *d, char *out, unsigned int size) { snprintf(out, size, "GPU-fake-%04d", d->index); return 0; }
+/* Boards of two files are not the same boards. */
+int nvmlDeviceGetUUID(device_t *d, char *out, unsigned int size) {
+    unsigned long hash = 5381;
+    for (const char *c = getenv("RACKSIDE_FAKE_NVML"); *c; c++) hash = hash * 33 + (unsigned char)*c;
+    snprintf(out, size, "GPU-fake-%016lx-%04d", hash, d->index);
+    return 0;
+}
 int nvmlDeviceGetPciInfo_v3(device_t *d, pci_t *pci) { memset(pci, 0, sizeof *pci); snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", 0x11 + 0x10 * d->index); return 0; }
 int nvmlDeviceGetTemperature(device_t *d, int sensor, unsigned int *out) { (void)sensor; return whole(d, "temperature", out); }
 int nvmlDeviceGetTemperatureV(device_t *d, void *out) { int *field = out; double n = 0; int r = need(d->index, "temperature", &n, NULL, 0); field[2] = (int)n; return r; }

@@ -461,3 +461,25 @@ async def test_a_probe_killed_while_it_sets_gives_back_what_it_had_set(nvml: Fak
         running.process.kill()
         await running.process.wait()
         await until(lambda: nvml.limits("lock")[0] == 0)
+
+
+async def test_a_board_is_known_by_its_uuid_whatever_its_index(nvml_library: Path, tmp_path: Path) -> None:
+    """Programs of one node may see different GPUs, as containers do: index 0 of one is not index 0 of the other."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, other = FakeNvml(nvml_library, tmp_path / "a/r"), FakeNvml(nvml_library, tmp_path / "b/r")
+    one.write()
+    other.write()
+    async with probe(one, node="one") as first, probe(other, node="other") as second:
+        for running in (first, second):
+            running.send(id="a", do="power_limit", gpus={"0": 500}, lease_s=600)
+            assert (await running.record("result"))["state"] == "done"
+        os.kill(int(_children(first.process.pid)[0]), signal.SIGKILL)
+        first.process.kill()
+        await first.process.wait()
+    async with probe(other, node="third") as third:
+        await third.record("tick")
+        assert one.limits() == {0: 500000}, "not this one's to give back"
+    async with probe(one, node="fourth") as fourth:
+        await fourth.record("tick")
+    assert (one.limits(), other.limits()) == ({0: 700000}, {0: 700000})

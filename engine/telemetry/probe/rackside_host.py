@@ -93,8 +93,11 @@ class System(object):
         return []
 
     def orphans(self):
-        """What probes that are no more held, as they noted it."""
+        """(path, what a probe that is no more held, as it noted it) of each such note."""
         return []
+
+    def forget(self, path):
+        """A note is done with."""
 
     def wait(self, seconds):
         time.sleep(seconds)
@@ -216,15 +219,13 @@ class Host(System):
         return found
 
     def orphans(self):
-        found = []
-        for lives, path in self._others():
-            if not lives:
-                found.append(self.read(path) or "[]")
-                try:
-                    os.unlink(path)
-                except OSError:
-                    pass
-        return found
+        return [(path, self.read(path) or "[]") for lives, path in self._others() if not lives]
+
+    def forget(self, path):
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
 
     def signal(self, pid, stop):
         try:

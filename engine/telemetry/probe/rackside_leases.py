@@ -17,13 +17,27 @@ LOOKS, LOOK_S = 10, 0.1
 SUDOERS = "'%s ALL=(root) NOPASSWD: {0} -pl *, {0} -lgc *, {0} -rgc'".format("/usr/bin/nvidia-smi -i *")
 
 
-class Power(object):
-    """Power limits in mW; an index is a GPU's."""
-
-    name = "power"
+class Board(object):
+    """Something of a GPU; an index is the GPU's on this node, its board is known by its UUID: what another program of
+    this node calls GPU 0 may be another one."""
 
     def __init__(self, gpus, host):
         self.gpus, self.host = gpus, host
+
+    def board(self, index):
+        gpu = self.gpus.answering(index)
+        return None if gpu is None else gpu.facts.get("uuid") or gpu.facts.get("bus_id")
+
+    def index_of(self, lease):
+        """Where the board of a lease is now; None where this program does not see it."""
+        found = [index for index in range(len(self.gpus.all)) if self.board(index) == lease["board"]]
+        return found[0] if found else None
+
+
+class Power(Board):
+    """Power limits in mW."""
+
+    name = "power"
 
     def now(self, index):
         gpu = self.gpus.answering(index)
@@ -58,14 +72,14 @@ class Power(object):
         return None if value is None else value / 1000.0
 
 
-class Clock(object):
+class Clock(Board):
     """Highest SM clock in MHz, None where none is locked. The driver does not tell a lock: what this probe locked is
     known here, and its effect is read."""
 
     name = "clock"
 
     def __init__(self, gpus, host):
-        self.gpus, self.host = gpus, host
+        Board.__init__(self, gpus, host)
         self.locked = {}
 
     def now(self, index):
@@ -121,6 +135,12 @@ class Stopped(object):
 
     def __init__(self, gpus, host):
         self.gpus, self.host = gpus, host
+
+    def board(self, pid):
+        return self.host.started(pid)
+
+    def index_of(self, lease):
+        return lease["index"]
 
     def now(self, pid):
         return self.host.stopped(pid)
@@ -203,9 +223,10 @@ class Leases(object):
         steps = []
         if earlier and kind.ours(index, earlier):
             before, steps = earlier["before"], [*earlier["steps"], earlier["ours"]]
-        ours = self.host.started(index) if kind.name == "stop" else value
+        board = kind.board(index)
+        ours = board if kind.name == "stop" else value
         until = self.host.monotonic() + lease_s
-        lease = {"kind": kind.name, "index": index, "before": before, "ours": ours, "steps": steps}
+        lease = {"kind": kind.name, "index": index, "board": board, "before": before, "ours": ours, "steps": steps}
         self.held[kind.name, index] = dict(lease, until=until, lease_s=lease_s, operator=operator)
 
     def _taken(self, kind, wanted, lease_s):
@@ -215,10 +236,11 @@ class Leases(object):
             leased = [index for index in sorted(wanted) if (kind, index) in self.held]
             if leased:
                 return "GPU %d is leased by this console; undo that before it is made permanent" % leased[0]
+        boards = {self.kinds[kind].board(index): index for index in wanted}
         for other in self.host.kept_by_others():
-            if other.get("kind") == kind and other.get("index") in wanted:
+            if other.get("kind") == kind and other.get("board") in boards:
                 what = "process" if kind == "stop" else "GPU"
-                held = (what, other["index"], other.get("operator") or "another console")
+                held = (what, boards[other["board"]], other.get("operator") or "another console")
                 return "%s %d is held by %s; it is to be undone there first" % held
         return ""
 
@@ -289,16 +311,20 @@ class Leases(object):
 
 
 def give_back(host, kept):
-    """Give back what a probe that is no more held: `kept` as it was left. For the heir and for the next probe."""
+    """Give back what a probe that is no more held: `kept` as it was left. For the heir and for the next probe. Whether
+    all of it was seen: what is on boards that this program does not see is left to one that does."""
     try:
         leases = [lease for lease in json.loads(kept) if lease["kind"] in ("power", "clock", "stop")]
     except (ValueError, TypeError, KeyError):
-        return  # cut short or not ours: nothing is touched on a guess
-    if not leases:
-        return
-    gpus = Gpus(host)
-    gpus.discover()
+        return True  # cut short or not ours: nothing is touched on a guess
+    seen, gpus = True, Gpus(host)
+    if leases:
+        gpus.discover()
     for lease in leases:
         kind = {"power": Power, "clock": Clock, "stop": Stopped}[lease["kind"]](gpus, host)
-        if kind.ours(lease["index"], lease):
-            kind.put(lease["index"], lease["before"])
+        index = kind.index_of(lease)
+        if index is None:
+            seen = False
+        elif kind.ours(index, lease):
+            kind.put(index, lease["before"])
+    return seen

@@ -32,8 +32,9 @@ def main(stdin, stdout, host, interval_s=1.0, console=""):
     refusal = host.claim(console) if console else ""
     if refusal:
         return refusal
-    for kept in host.orphans():
-        give_back(host, kept)
+    for path, kept in host.orphans():
+        if give_back(host, kept):
+            host.forget(path)
     Probe(stdin, stdout, host, interval_s).run()
     return ""
 
