@@ -55,7 +55,7 @@ async def _run(given: Any, proposed: Callable[[Control], Proposal]) -> int:
             ticket = control.confirm(proposal, given.steal or "")
         except (Refused, AuditError) as error:
             raise ProfileError(f"Not done: {error}") from None
-        last = await _ended(control, ticket)
+        last = await control.ended(ticket)
         _show(proposal, last, given.json)
         if last.stage is Stage.DONE and control.leased_gpus and not given.json:
             print(HOLD, file=sys.stderr)
@@ -127,14 +127,6 @@ async def _sure(nodes: int) -> bool:
     print(asked, end="", file=sys.stderr, flush=True)
     said = (await asyncio.to_thread(sys.stdin.readline)).strip().lower()
     return said == str(nodes) if nodes > 1 else said in ("y", "yes")
-
-
-async def _ended(control: Control, ticket: Ticket) -> Ticket:
-    while True:
-        now = next(t for t in control.tickets if t.id == ticket.id)
-        if now.stage.ended:
-            return now
-        await asyncio.sleep(0.02)
 
 
 async def _until_stopped() -> None:

@@ -166,6 +166,11 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--steal", metavar="REASON", help="take the job from another operator")
         one.add_argument("--wait", type=_count, default=20, metavar="S", help="longest look; default: %(default)s")
         one.add_argument("--json", action="store_true", help="one JSON object")
+    guard = commands.add_parser("guard", help="a thermal policy at work without a screen, until it is stopped")
+    guard.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
+    guard.add_argument("--policy", default="margin", metavar="P", help="default: %(default)s")
+    guard.add_argument("--dry-run", action="store_true", help="say what it would do, and do nothing")
+    guard.add_argument("--json", action="store_true", help="one JSON object a line")
     score = commands.add_parser("score", help="how good the predictions in that log were")
     score.add_argument("--json", action="store_true", help="one JSON object")
     audit = commands.add_parser("audit", help="print the log of actions")
@@ -299,6 +304,12 @@ def _act(given: Any) -> int:
     return run(given)
 
 
+def _guard(given: Any) -> int:
+    from tui.guarding import guard
+
+    return guard(given)
+
+
 def _export(given: Any) -> int:
     from engine.profile import ProfileError
 
@@ -400,6 +411,7 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "import": _planning,
     "act": _act,
     "undo": _act,
+    "guard": _guard,
     "validate": _offline,
     "calibrate": _offline,
     "reportcard": _offline,

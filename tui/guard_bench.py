@@ -144,7 +144,7 @@ class Hour:
                 target = self._target(wish.rows)
                 p = remedy.proposal(measure, wish, self._rack(), self._load(), self._view(), target, limit)
                 if p is None or p.refusal or not wish.rule.automatic:
-                    guard.refused(wish, measure, self.now)
+                    guard.tried(wish, measure, self.now)
                     continue
                 ticket = f"{len(self.actions)}"
                 self.back[ticket] = self._do(p.action)
@@ -157,9 +157,7 @@ class Hour:
     def _take_back(self, guard: Guard, done: Done, limit: float) -> None:
         back, target = self.back[done.id], self._target(done.rows)
         below = limit - guard.policy.hysteresis_k
-        if not isinstance(back, Pause) and not remedy.stays_cool(
-            back, self._rack(), self._load(), self._view(), target, below
-        ):
+        if not remedy.stays_cool(back, self._rack(), self._load(), self._view(), target, below):
             guard.not_yet(done, self.now)
             return
         self._do(back)

@@ -28,6 +28,11 @@ def printed(value: Any) -> str:
     return json.dumps(_finite(value), indent=1)
 
 
+def line_of(value: Any) -> str:
+    """JSON on one line, for what comes one after the other."""
+    return json.dumps(_finite(value))
+
+
 def progress(text: str = "") -> None:
     """One line that is written over by the next, and cleared by an empty one; only on a terminal."""
     if sys.stderr.isatty():

@@ -13,7 +13,7 @@ from engine.control.control import Control
 from engine.profile import Cluster, catalog
 
 
-def operator() -> str:
+def this_operator() -> str:
     """Who acts, for the audit log: user@host."""
     try:
         name = getpass.getuser()
@@ -22,14 +22,15 @@ def operator() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def control_of(cluster: Cluster, policy: str, read_only: bool) -> Control:
-    """The engine for a cluster. ProfileError when the inventory leads nowhere."""
+def control_of(cluster: Cluster, policy: str, read_only: bool, operator: str = "") -> Control:
+    """The engine for a cluster; `operator` acts, by default this user. ProfileError where the inventory leads nowhere
+    to."""
     return Control(
         cluster,
         sources(cluster),
         catalog.thermal_policy(policy),
         Audit(default_path()),
-        operator(),
+        operator or this_operator(),
         read_only=read_only,
     )
 

@@ -52,9 +52,9 @@ class Wish:
     level: int
     why: str
 
-    @property
-    def text(self) -> str:
-        return f"{self.node}: {self.why} (rule {self.rule.name}): {', then '.join(m.text() for m in self.measures)}"
+    def text_of(self, measure: Measure) -> str:
+        """One of its measures in words, and why."""
+        return f"{self.node}: {self.why}: {measure.text()}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Guard:
         self._names = np.asarray(self.nodes)
 
     def look(self, sight: Sight) -> list[Wish]:
-        """What is to be done now, the most urgent rule first. Each is to be answered with `acted` or `refused`."""
+        """What is to be done now, the most urgent rule first. `tried` and `acted` are to answer it."""
         seconds = 0.0 if self._time is None else max(0.0, sight.time - self._time)
         self._time = sight.time
         self._throttled += (sight.held - self._throttled) * min(1.0, seconds / SHARE_S)
@@ -155,16 +155,14 @@ class Guard:
 
     def acted(self, wish: Wish, measure: Measure, ticket_id: str, time: float) -> None:
         """A measure of a wish is in force."""
-        self.done.append(Done(ticket_id, wish.rule, wish.node, wish.rows, time))
+        if measure.pause_s is None:  # a pause ends by itself
+            self.done.append(Done(ticket_id, wish.rule, wish.node, wish.rows, time))
         self._acted.append(time)
-        self._waited(wish, measure, time)
+        self.tried(wish, measure, time)
         self._level[wish.rule.name, wish.node] = wish.level + 1
 
-    def refused(self, wish: Wish, measure: Measure, time: float) -> None:
-        """A measure was only advised, or could not be done: not asked for again before `every_s`."""
-        self._waited(wish, measure, time)
-
-    def _waited(self, wish: Wish, measure: Measure, time: float) -> None:
+    def tried(self, wish: Wish, measure: Measure, time: float) -> None:
+        """A measure is on its way, was only advised, or could not be done: not asked for again before `every_s`."""
         self._last[wish.rule.name, wish.node] = time
         if measure.of_job:
             self._last["job", ""] = time

@@ -142,7 +142,7 @@ class Control:
     ) -> Proposal:
         """Lower the limits of `cells`, (node number, slot) pairs, by `step_w` watts each, or set them to `to_w`."""
         selection = load.target(label, cells, self.cluster, self.snapshot)
-        return self._foreseen(propose.throttle(self._rack(), self._load(), selection, step_w, to_w, permanent))
+        return self.foreseen(propose.throttle(self._rack(), self._load(), selection, step_w, to_w, permanent))
 
     def propose_clock(
         self,
@@ -154,7 +154,7 @@ class Control:
     ) -> Proposal:
         """Lock the SM clocks of `cells` at a share of what they run at, or at `to_mhz`."""
         selection = load.target(label, cells, self.cluster, self.snapshot)
-        return self._foreseen(propose.clock_lock(self._rack(), self._load(), selection, share, to_mhz, permanent))
+        return self.foreseen(propose.clock_lock(self._rack(), self._load(), selection, share, to_mhz, permanent))
 
     def propose_pause(self, job: JobStatus, seconds: float) -> Proposal:
         """Let a job wait at its next step boundary."""
@@ -167,13 +167,13 @@ class Control:
     def propose_microbatch(self, job: JobStatus, value: int) -> Proposal:
         """Set a job's microbatch."""
         view = load.job_view(job, self.cluster, self.snapshot)
-        return self._foreseen(propose.microbatch(self._rack(), view, value))
+        return self.foreseen(propose.microbatch(self._rack(), view, value))
 
     def propose_rebalance(self, job: JobStatus, moves: int = 1) -> Proposal:
         """Move microbatches from a job's hot ranks to its cold ones."""
         threshold = min(self._slowdown_c) - propose.HOT_MARGIN_K
         view = load.job_view(job, self.cluster, self.snapshot)
-        return self._foreseen(propose.rebalance(self._rack(), view, threshold, moves))
+        return self.foreseen(propose.rebalance(self._rack(), view, threshold, moves))
 
     def propose_undo(self) -> Proposal | None:
         """Put back what the last action that is still in force changed; None when there is none. A pause is resumed."""
@@ -217,7 +217,7 @@ class Control:
         """The rack as it is measured and known now, and the job that runs on it."""
         return self._rack(), self._load()
 
-    def _foreseen(self, proposal: Proposal) -> Proposal:
+    def foreseen(self, proposal: Proposal) -> Proposal:
         """The proposal with the band in which its hottest GPU will be ten minutes after it."""
         if proposal.after.gpu_w is None:
             return proposal
@@ -275,6 +275,13 @@ class Control:
         self._acting.add(task)
         task.add_done_callback(self._acting.discard)
         return ticket
+
+    async def ended(self, ticket: Ticket) -> Ticket:
+        """A confirmed action at its end."""
+        on_its_way = {task for task in self._acting if task.get_name() == f"act {ticket.id}"}
+        if on_its_way:
+            await asyncio.wait(on_its_way)
+        return next(t for t in self.tickets if t.id == ticket.id)
 
     async def _carry_out(self, ticket: Ticket) -> None:
         last = ticket

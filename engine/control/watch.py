@@ -80,6 +80,10 @@ class Watch:
         odd = anomaly.excess(self.twin, found.settled_sd).odd if self.watched_s >= WATCHED_S else self._odd_s < 0
         self._odd_s = np.where(odd, self._odd_s + seconds, 0.0)
 
+    def believed_c(self, celsius: Floats) -> Floats:
+        """Readings as far as they are believed: the twin's own where a sensor lies."""
+        return np.where(self.twin.fault > 0, observer.junction_c(self.twin), celsius)
+
     @property
     def settled_c(self) -> Floats:
         """Where each GPU is headed under its present load; NaN where it was not read."""
