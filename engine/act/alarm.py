@@ -1,21 +1,9 @@
-"""Alarms: what an operator must know, from a snapshot and nothing else. Each has a deadband, so that none flutters."""
+"""Alarms as values: what is amiss, how urgent it is, and how far an operator has dealt with it (ISA-18.2, 5.2.3)."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-
-from engine.profile import Policy
-from engine.telemetry.snapshot import NodeState, Snapshot
-
-DEADBAND_K = 2.0
-LINK_SHARE = 0.70
-LINK_DEADBAND = 0.05
-REMEDIES = "lower the tensor-parallel degree, enable GPUDirect RDMA, or move to a faster PCIe generation"
-THERMAL_SLOWDOWN = 0x8 | 0x20 | 0x40 | 0x80
 
 
 class Priority(enum.IntEnum):
@@ -26,18 +14,33 @@ class Priority(enum.IntEnum):
     NOTICE = 3
 
 
-HEALTH = (
-    ("xid", Priority.CRITICAL, "told critical event XID {}: look it up in the driver's log"),
-    ("remap_failed", Priority.CRITICAL, "could not remap a memory row: the board is to be replaced"),
-    ("ecc_uncorrected", Priority.WARNING, "has {} uncorrected memory errors since the driver started"),
-    ("remap_pending", Priority.WARNING, "waits for a reset to remap a memory row"),
-)
-"""Counters of a board that are 0 on a good day, how urgent each is, and in what words."""
+class State(enum.Enum):
+    """Where an alarm stands. RETURNED: gone by itself, and nobody has seen it yet."""
+
+    NEW = "new"
+    ACKNOWLEDGED = "acknowledged"
+    RETURNED = "returned"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What is amiss now, before it is known since when. `key` stays the same while it lasts, its first word says of
+    what kind it is; `row` is the GPU's row in the snapshot or -1."""
+
+    key: str
+    priority: Priority
+    text: str
+    node: str = ""
+    row: int = -1
+
+    @property
+    def kind(self) -> str:
+        return self.key.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """`key` stays the same while the trouble lasts; `row` is the GPU's row in the snapshot or -1."""
+    """What an operator is shown; `by` acknowledged it."""
 
     key: str
     priority: Priority
@@ -45,125 +48,56 @@ class Alarm:
     since: float
     node: str = ""
     row: int = -1
+    state: State = State.NEW
+    by: str = ""
+
+    @property
+    def stands(self) -> bool:
+        """Whether what it tells is still so."""
+        return self.state is not State.RETURNED
+
+    @property
+    def urgency(self) -> tuple[bool, int, bool, float, str]:
+        """What sorts alarms: those that nobody has seen first, then the most urgent, then the oldest."""
+        return (self.state is State.ACKNOWLEDGED, self.priority, not self.stands, self.since, self.key)
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
-    """What stands now, before it is known since when."""
+class Shelved:
+    """An alarm that an operator keeps off the list until `until`, and why."""
 
     key: str
-    priority: Priority
     text: str
+    until: float
+    by: str
+    reason: str
+
+
+class What(enum.Enum):
+    """What became of an alarm."""
+
+    RAISED = "raised"
+    RETURNED = "returned"
+    ACKNOWLEDGED = "acknowledged"
+    SHELVED = "shelved"
+    UNSHELVED = "unshelved"
+
+    @property
+    def decided(self) -> bool:
+        """Whether an operator did it."""
+        return self not in (What.RAISED, What.RETURNED)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of an alarm's story. `by`, `until` and `reason` are an operator's."""
+
+    time: float
+    key: str
+    what: What
+    priority: Priority = Priority.NOTICE
+    text: str = ""
     node: str = ""
-    row: int = -1
-
-
-def alarms(
-    snapshot: Snapshot,
-    policy: Policy,
-    slowdown_c: Sequence[float],
-    job_troubles: Mapping[str, str],
-    before: Sequence[Alarm],
-    others: Sequence[Raised] = (),
-) -> tuple[Alarm, ...]:
-    """The alarms that stand now, most urgent first; `slowdown_c` is each row's slowdown point from its profile,
-    `others` what was found elsewhere (the thermal twin).
-
-    The device's own figure, where it reports one, wins over the profile's.
-    """
-    standing = {a.key: a for a in before}
-    raised: list[Raised] = []
-    raised += _nodes(snapshot)
-    raised += _heat(snapshot, policy, slowdown_c, standing)
-    raised += _links(snapshot, standing)
-    raised += _health(snapshot)
-    raised += [Raised(f"job:{name}", Priority.CRITICAL, text) for name, text in job_troubles.items()]
-    raised += others
-    found = [
-        Alarm(r.key, r.priority, r.text, standing[r.key].since if r.key in standing else snapshot.time, r.node, r.row)
-        for r in raised
-    ]
-    return tuple(sorted(found, key=lambda a: (a.priority, a.since, a.key)))
-
-
-def _nodes(snapshot: Snapshot) -> list[Raised]:
-    out = []
-    for node in snapshot.nodes:
-        if node.state in (NodeState.DOWN, NodeState.ERROR):
-            out.append(Raised(f"node:{node.name}", Priority.CRITICAL, f"{node.name}: {node.reason}", node.name))
-        elif node.state is NodeState.STALE:
-            out.append(Raised(f"node:{node.name}", Priority.WARNING, f"{node.name}: {node.reason}", node.name))
-        out += [
-            Raised(f"trouble:{node.name}:{text}", Priority.CRITICAL, f"{node.name}: {text}", node.name)
-            for text in node.troubles
-        ]
-    return out
-
-
-def _heat(
-    snapshot: Snapshot, policy: Policy, slowdown_c: Sequence[float], standing: Mapping[str, Alarm]
-) -> list[Raised]:
-    table, out = snapshot.gpus, []
-    celsius, throttle = table["temperature_c"], table["throttle"]
-    own = table["slowdown_c"]
-    points = np.where(np.isnan(own), np.asarray(slowdown_c, float), own)
-    hot = [rule for rule in policy.rules if rule.when.hot]
-    lowest = min((r.when.severity(float(np.nanmin(points, initial=200.0))) for r in hot), default=np.inf)
-    for row in np.flatnonzero(celsius > lowest - DEADBAND_K - 50):
-        key = f"heat:{table.node[row]}:{table.index[row]}"
-        band = DEADBAND_K if key in standing else 0.0
-        rule = policy.rule_for(float(celsius[row]) + band, float(points[row]))
-        if rule is None:
-            continue
-        urgent = celsius[row] >= points[row]
-        text = (
-            f"{table.node[row]} GPU {table.index[row]} at {celsius[row]:.0f} C, slows itself at {points[row]:.0f} C "
-            f"(policy {policy.name}: {rule.name})"
-        )
-        out.append(Raised(key, Priority.CRITICAL if urgent else Priority.WARNING, text, table.node[row], int(row)))
-    bits = np.nan_to_num(throttle, nan=0.0).astype(np.int64)
-    for row in np.flatnonzero(bits & THERMAL_SLOWDOWN):
-        text = f"{table.node[row]} GPU {table.index[row]} is slowed by its own hardware ({_reasons(int(bits[row]))})"
-        out.append(
-            Raised(f"slow:{table.node[row]}:{table.index[row]}", Priority.CRITICAL, text, table.node[row], int(row))
-        )
-    return out
-
-
-def _reasons(bits: int) -> str:
-    names = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-    return ", ".join(name for bit, name in names.items() if bits & bit)
-
-
-def _health(snapshot: Snapshot) -> list[Raised]:
-    """What a board says of itself that somebody must act on."""
-    table, out = snapshot.gpus, []
-    for metric, priority, words in HEALTH:
-        for row in np.flatnonzero(table[metric] > 0):
-            where, value = f"{table.node[row]} GPU {table.index[row]}", int(table[metric][row])
-            text = f"{where} {words.format(value)}"
-            out.append(Raised(f"{metric}:{where}", priority, text, table.node[row], int(row)))
-    return out
-
-
-def _links(snapshot: Snapshot, standing: Mapping[str, Alarm]) -> list[Raised]:
-    """One alarm for each link that is broken, and one for each node and kind of link that is close to its peak."""
-    links, out = snapshot.links, []
-    busiest = np.fmax(links["rx_gb_s"], links["tx_gb_s"])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = busiest / links["peak_gb_s"]
-    for row in np.flatnonzero(links["well"] == 0):
-        name = links.name[row]
-        where = f"{links.node[row]} {name}" if links.gpu[row] < 0 else f"{links.node[row]} GPU {links.gpu[row]} {name}"
-        out.append(Raised(f"link:{where}", Priority.WARNING, f"{where} is {links.state[row]}", links.node[row]))
-    loaded: dict[tuple[str, str], list[int]] = {}
-    for row in np.flatnonzero((share > LINK_SHARE - LINK_DEADBAND) & (links["well"] != 0)):
-        loaded.setdefault((links.node[row], links.kind[row]), []).append(int(row))
-    for (node, kind), rows in loaded.items():
-        key = f"links:{node}:{kind}"
-        top = max(rows, key=lambda r: float(share[r]))
-        if key in standing or share[top] > LINK_SHARE:
-            many = f"{len(rows)} {kind} links, most of all {links.name[top]}," if len(rows) > 1 else links.name[top]
-            text = f"{node} {many} at {share[top]:.0%} of {links['peak_gb_s'][top]:.0f} GB/s: {REMEDIES}"
-            out.append(Raised(key, Priority.NOTICE, text, node))
-    return out
+    by: str = ""
+    until: float = 0.0
+    reason: str = ""

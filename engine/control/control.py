@@ -13,11 +13,14 @@ import numpy as np
 
 from engine.act import held, propose
 from engine.act.action import Action, NodeAction, Pause, Proposal, Resume, Stage, Ticket
-from engine.act.alarm import Alarm, Priority, alarms
+from engine.act.alarm import Alarm, Priority, Raised
+from engine.act.alarmlog import AlarmLog
 from engine.act.audit import Audit, AuditError
+from engine.act.detect import causes
 from engine.act.effect import Load, Rack
 from engine.act.measure import Measuring
 from engine.control import load
+from engine.control.alarming import Alarming
 from engine.control.arming import Arming
 from engine.control.conditions import conditions
 from engine.control.dispatch import Dispatch
@@ -54,7 +57,7 @@ class Control:
         self.sources = sources
         self.store = Store([(n.name, cluster.type_of(n).gpus) for n in cluster.nodes])
         self.snapshot: Snapshot = self.store.publish(time.time())
-        self.alarms: tuple[Alarm, ...] = ()
+        self.alarming = Alarming(cluster, AlarmLog(audit.path.with_name("alarms.jsonl"), cluster.name), operator)
         self.tickets: tuple[Ticket, ...] = ()
         self.arming = Arming(time.monotonic, read_only)
         self.jobs = Jobs(sources, operator, lambda status: self._tell(JobChanged(status)))
@@ -74,6 +77,7 @@ class Control:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Poll the nodes and watch the jobs for as long as the block runs; actions in flight are waited for."""
+        self.alarming.begin()
         tasks = [asyncio.create_task(source.run(self.store), name=f"poll {n}") for n, source in self.sources.items()]
         tasks.append(asyncio.create_task(self._publish(), name="publish"))
         try:
@@ -104,7 +108,7 @@ class Control:
             self.watch.look(self.snapshot, max(0.0, self.snapshot.time - before.time))
             self.jobs.look(self.snapshot)
             self._measure()
-            self.alarms = self._alarms()
+            self.alarming.look(self.amiss(), self.snapshot.time)
             self._tell(Published(self.snapshot))
 
     def _measure(self) -> None:
@@ -117,17 +121,22 @@ class Control:
             if measuring.over or ticket.stage is not Stage.DONE:
                 self._measuring.pop(ticket.id, None)
 
-    def _alarms(self) -> tuple[Alarm, ...]:
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What an operator is shown, the most urgent first."""
+        return self.alarming.standing
+
+    def amiss(self) -> list[Raised]:
+        """All that there is to alarm about in the newest snapshot."""
         points = self._slowdown_c
         rows = len(self.snapshot.gpus["temperature_c"])
         if rows != len(points):  # a node shows more or fewer GPUs than its type has: the lowest point guards them all
             points = [min(points)] * rows
-        others = on_snapshot(self.watch.raised(self.rack_and_load), self.cluster, self.snapshot)
-        others = [*others, *held.drifted(self.snapshot, self.tickets)]
-        found = alarms(self.snapshot, self.policy, points, self.jobs.troubles(), self.alarms, others)
+        found = causes(self.snapshot, self.policy, points, self.jobs.troubles(), self.alarming.seen)
+        found += on_snapshot(self.watch.raised(self.rack_and_load), self.cluster, self.snapshot)
+        found += held.drifted(self.snapshot, self.tickets)
         if self._audit_trouble:
-            first = Alarm("audit", Priority.CRITICAL, self._audit_trouble, self.snapshot.time)
-            return (first, *found)
+            found.append(Raised("audit", Priority.CRITICAL, self._audit_trouble))
         return found
 
     # What could be done: pure proposals from the present state.

@@ -41,7 +41,7 @@ def test_a_throttle_is_an_alarm_before_it_happens(tmp_path: Path) -> None:
     control = still(tmp_path).control
     control.watch = Watch(control.cluster)
     climbing(control.watch, 70)
-    coming = [a for a in control._alarms() if a.key.startswith("coming:")]
+    coming = [a for a in control.amiss() if a.key.startswith("coming:")]
     assert [a.key for a in coming] == ["coming:n04:5"]
     assert coming[0].priority is Priority.WARNING
     assert coming[0].text.startswith("n04 GPU 5 reaches 87 C in ")
@@ -60,7 +60,7 @@ def test_many_gpus_of_one_node_are_one_alarm(tmp_path: Path) -> None:
         celsius = settled.copy()
         celsius[8:16] = 95.0 - 40.0 * np.exp(-second / 60.0)
         watch.take(np.round(celsius), np.full(n, 600.0), np.full(n, 700.0), 1.0)
-    coming = [a for a in control._alarms() if a.key.startswith("coming:")]
+    coming = [a for a in control.amiss() if a.key.startswith("coming:")]
     assert [a.key for a in coming] == ["coming:n02:many"]
     assert coming[0].text.startswith("n02: 8 GPUs, GPU ")
 
@@ -73,7 +73,7 @@ def test_a_gpu_hotter_than_it_should_be_comes_with_its_neighbours(tmp_path: Path
     settled[29] += 14
     for _ in range(180):
         watch.take(np.round(settled), np.full(n, 600.0), np.full(n, 700.0), 1.0)
-    (odd,) = [a for a in control._alarms() if a.key.startswith("odd:")]
+    (odd,) = [a for a in control.amiss() if a.key.startswith("odd:")]
     assert odd.text.startswith(
         "n04 GPU 5 settles 14 K hotter than its power and air explain; its neighbours stay within "
     )
@@ -89,7 +89,7 @@ def test_a_sensor_that_lies_is_named(tmp_path: Path) -> None:
         watch.take(np.round(settled), np.full(n, 500.0), np.full(n, 700.0), 1.0)
     settled[2] = 255.0
     watch.take(settled, np.full(n, 500.0), np.full(n, 700.0), 1.0)
-    (lie,) = [a for a in control._alarms() if a.key.startswith("sensor:")]
+    (lie,) = [a for a in control.amiss() if a.key.startswith("sensor:")]
     assert lie.text.startswith("n01 GPU 2: its temperature reading is out of range (255 C; the twin has ")
 
 

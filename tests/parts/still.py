@@ -52,7 +52,8 @@ def still(folder: Path, down: Iterable[int] = (), job: bool = True, **more: Any)
         control.jobs.statuses[status.key] = status
     control.snapshot = control.store.publish(NOON + 30)
     _watched(control)
-    control.alarms = control._alarms()
+    for moment in (0, 20):  # what is amiss has lasted
+        control.alarming.look(control.amiss(), NOON + 10 + moment)
     return RacksideApp(control, **more)
 
 

@@ -1,11 +1,12 @@
-"""Alarms from readings: raised at the policy's line, held by a deadband, most urgent first."""
+"""What readings give cause to alarm about: raised at the policy's line, held by a deadband."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from engine.act.alarm import Alarm, Priority, alarms
+from engine.act.alarm import Priority, Raised
+from engine.act.detect import causes
 from engine.profile import catalog
 from engine.telemetry.reading import decode
 from engine.telemetry.snapshot import NodeState, Snapshot
@@ -27,9 +28,9 @@ class Watched:
         )  # type: ignore[arg-type]
         self.store.set_state("n1", NodeState.LIVE, "", 0.0)
 
-    standing: tuple[Alarm, ...]
+    standing: tuple[Raised, ...]
 
-    def reads(self, celsius: list[float | None], job: dict[str, str] | None = None, **more: Any) -> tuple[Alarm, ...]:
+    def reads(self, celsius: list[float | None], job: dict[str, str] | None = None, **more: Any) -> tuple[Raised, ...]:
         self.now += 1
         gpus = {"temperature_c": celsius, "throttle": [more.get("throttle", 0)] * len(celsius)}
         gpus |= more.get("columns", {})
@@ -37,9 +38,11 @@ class Watched:
         self.store.apply("n1", decode(json.dumps(record).encode()), self.now)  # type: ignore[arg-type]
         return self.look(job)
 
-    def look(self, job: dict[str, str] | None = None) -> tuple[Alarm, ...]:
+    def look(self, job: dict[str, str] | None = None) -> tuple[Raised, ...]:
         snapshot: Snapshot = self.store.publish(self.now)
-        self.standing = alarms(snapshot, self.policy, [89.0] * self.gpus, job or {}, self.standing)
+        keys = {r.key for r in self.standing}
+        found = causes(snapshot, self.policy, [89.0] * self.gpus, job or {}, keys)
+        self.standing = tuple(sorted(found, key=lambda r: r.priority))
         return self.standing
 
 
@@ -60,12 +63,11 @@ def test_heat_is_measured_against_the_boards_own_slowdown_point() -> None:
     assert one.priority is Priority.CRITICAL
 
 
-def test_an_alarm_does_not_flutter_and_keeps_its_age() -> None:
+def test_an_alarm_does_not_flutter() -> None:
     rack = Watched()
-    (first,) = rack.reads([84, 40])
+    rack.reads([84, 40])
     for celsius in (82.5, 83.5, 81.5, 83.1):
-        (still,) = rack.reads([celsius, 40])
-        assert still.since == first.since
+        assert len(rack.reads([celsius, 40])) == 1
     assert rack.reads([80.9, 40]) == ()
 
 
