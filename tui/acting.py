@@ -39,7 +39,7 @@ async def _run(given: Any, proposed: Callable[[Control], Proposal]) -> int:
     cluster = catalog.cluster(given.cluster)
     control = control_of(cluster, "margin", read_only=False)
     async with control.running():
-        await _settled(control, cluster, given.wait)
+        await settled(control, cluster, given.wait)
         proposal = proposed(control)
         reached = control.nodes_reached(proposal.action)
         if given.dry_run or proposal.refusal:
@@ -64,7 +64,7 @@ async def _run(given: Any, proposed: Callable[[Control], Proposal]) -> int:
         return 0 if last.stage is Stage.DONE else 1
 
 
-async def _settled(control: Control, cluster: Cluster, wait_s: float) -> None:
+async def settled(control: Control, cluster: Cluster, wait_s: float) -> None:
     """Until every node has told enough, or cannot, and a job has told a step."""
     until = time.monotonic() + wait_s
     while time.monotonic() < until:

@@ -17,6 +17,7 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from engine.act.action import Proposal, Stage
+from engine.act.alarm import Alarm, Shelved
 from engine.act.audit import AuditError
 from engine.control.control import Control, Refused
 from engine.job.status import JobStatus
@@ -30,7 +31,9 @@ from tui.metrics import METRICS
 from tui.screens.act import ActPanel, Choice, Confirmed
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
+from tui.screens.shelve import ShelvePanel
 from tui.widgets import lines
+from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
 from tui.widgets.elevation import Elevation
 from tui.widgets.links import Links
@@ -85,7 +88,7 @@ class RacksideApp(App[None]):
             Pane("alarm", plain),
         )
         self.detail, self.plans = Detail("body-gpu", plain), Plans("body-plans", plain)
-        self.links, self.alarm_list = Links("body-links", plain), Pane("body-alarms", plain)
+        self.links, self.alarm_list = Links("body-links", plain), Alarms("body-alarms", plain)
         bodies = {"gpu": self.detail, "plans": self.plans, "links": self.links, "alarms": self.alarm_list}
         self.panes = {
             name: VerticalScroll(body, id=f"pane-{name}", classes="pane", can_focus=False)
@@ -181,7 +184,7 @@ class RacksideApp(App[None]):
 
     def _draw(self) -> None:
         snapshot = self.control.snapshot
-        self.racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0))
+        self.racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0 and a.stands))
         self._draw_cursor()
         self._draw_lines()
 
@@ -205,7 +208,7 @@ class RacksideApp(App[None]):
         self._draw_job()
         self.action_line.draw(lines.last_action(c.tickets))
         self.alarm_line.draw(lines.top_alarm(c.alarms, now))
-        self.alarm_list.draw(lines.alarm_list(c.alarms, c.tickets, now))
+        self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now)
 
     def _draw_job(self) -> None:
         line = lines.job(self._job, self._others, self.control.snapshot.time)
@@ -219,6 +222,7 @@ class RacksideApp(App[None]):
     def _show_pane(self, name: str) -> None:
         self.pane = name
         self._arrange(self.size)
+        (self.alarm_list if name == "alarms" else self.racks).focus()
         self.call_after_refresh(self._draw_cursor)
 
     def action_pane_gpu(self) -> None:
@@ -253,6 +257,60 @@ class RacksideApp(App[None]):
         for number, status in enumerate(self.control.snapshot.nodes):
             if row in status.rows:
                 self.racks.cursor = (number, status.rows.index(row))
+
+    # Keys of the alarms: the first press of any of them shows the list.
+
+    def _chosen_alarm(self) -> Alarm | Shelved | None:
+        if not self.alarm_list.has_focus:
+            self._show_pane("alarms")
+            return None
+        return self.alarm_list.chosen
+
+    def _may_decide(self) -> bool:
+        """A console that can never be armed is there to be looked at."""
+        if self.control.arming.fixed_read_only:
+            self.notify("This console was started with --read-only: it acknowledges nothing.", severity="warning")
+        return not self.control.arming.fixed_read_only
+
+    def action_acknowledge(self) -> None:
+        chosen = self._chosen_alarm()
+        if isinstance(chosen, Alarm) and self._may_decide():
+            self.control.alarming.acknowledge([chosen.key])
+            self._draw_lines()
+
+    def action_acknowledge_all(self) -> None:
+        if self._chosen_alarm() is not None and self._may_decide():
+            self.control.alarming.acknowledge([a.key for a in self.control.alarms])
+            self._draw_lines()
+
+    def action_shelve(self) -> None:
+        chosen = self._chosen_alarm()
+        if chosen is None or not self._may_decide():
+            return
+        if isinstance(chosen, Shelved):
+            self.control.alarming.unshelve(chosen.key)
+            self._draw_lines()
+            return
+
+        def shelved(answer: tuple[float, str] | None) -> None:
+            if answer is not None:
+                self.control.alarming.shelve(chosen.key, *answer)
+                self._draw_lines()
+
+        self.push_screen(ShelvePanel(chosen, self.plain), shelved)
+
+    def action_go_to_alarm(self) -> None:
+        chosen = self._chosen_alarm()
+        if not isinstance(chosen, Alarm):
+            return
+        names = [n.name for n in self.control.cluster.nodes]
+        if chosen.node not in names:
+            self.notify("This alarm is of no node.", severity="warning")
+            return
+        number = names.index(chosen.node)
+        rows = self.control.snapshot.nodes[number].rows
+        self.racks.cursor = (number, rows.index(chosen.row) if chosen.row in rows else 0)
+        self._show_pane("gpu")
 
     def action_next_job(self) -> None:
         attached = [s for s in self.control.jobs.statuses.values() if s.attached]

@@ -171,6 +171,16 @@ def parser() -> argparse.ArgumentParser:
     guard.add_argument("--policy", default="margin", metavar="P", help="default: %(default)s")
     guard.add_argument("--dry-run", action="store_true", help="say what it would do, and do nothing")
     guard.add_argument("--json", action="store_true", help="one JSON object a line")
+    alarms = commands.add_parser("alarms", help="what stands on a cluster, seen or not, shelved or not")
+    alarms.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
+    alarms.add_argument("--acknowledge", metavar="KEY", help="say that it was seen; the beginning of a key, or all")
+    alarms.add_argument("--shelve", metavar="KEY", help="keep it off the list for --minutes, with --reason")
+    alarms.add_argument("--minutes", type=_count, default=60, metavar="N", help="default: %(default)s")
+    alarms.add_argument("--reason", metavar="TEXT", help="why it is shelved")
+    alarms.add_argument("--unshelve", metavar="KEY", help="let it come back now")
+    alarms.add_argument("--log", action="store_true", help="the whole story instead, a line an event")
+    alarms.add_argument("--wait", type=_count, default=20, metavar="S", help="longest look; default: %(default)s")
+    alarms.add_argument("--json", action="store_true", help="one JSON object, or with --log one a line")
     score = commands.add_parser("score", help="how good the predictions in that log were")
     score.add_argument("--json", action="store_true", help="one JSON object")
     audit = commands.add_parser("audit", help="print the log of actions")
@@ -304,6 +314,12 @@ def _act(given: Any) -> int:
     return run(given)
 
 
+def _alarms(given: Any) -> int:
+    from tui.alarms import alarms
+
+    return alarms(given)
+
+
 def _guard(given: Any) -> int:
     from tui.guarding import guard
 
@@ -412,6 +428,7 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "act": _act,
     "undo": _act,
     "guard": _guard,
+    "alarms": _alarms,
     "validate": _offline,
     "calibrate": _offline,
     "reportcard": _offline,

@@ -61,7 +61,7 @@ async def _watch(control: Control, guarding: Guarding, say: Any) -> None:
         if not isinstance(event, Published):
             continue
         guarding.look()
-        now = {a.key: a for a in control.alarms if a.priority < Priority.NOTICE}
+        now = {a.key: a for a in control.alarms if a.priority < Priority.NOTICE and a.stands}
         for key in now.keys() - before.keys():
             say(_note("alarm", now[key].text, now[key].node))
         for key in before.keys() - now.keys():

@@ -18,7 +18,9 @@ class Alarming:
     """`begin` once, then `look` at every snapshot."""
 
     def __init__(self, cluster: Cluster, log: AlarmLog, operator: str) -> None:
-        self._log, self._operator, self._trouble = log, operator, ""
+        self._log, self._operator = log, operator
+        self.trouble = ""
+        """Why the log cannot be written, while it cannot."""
         self._state = Annunciator({n.name: n.rack for n in cluster.nodes})
 
     @property
@@ -45,8 +47,8 @@ class Alarming:
         for event in self._log.read():
             if event.what.decided:
                 self._state.decide(event)
-        if self._trouble:
-            raised = [*raised, Raised("alarmlog", Priority.WARNING, self._trouble)]
+        if self.trouble:
+            raised = [*raised, Raised("alarmlog", Priority.WARNING, self.trouble)]
         for event in self._state.take(raised, now):
             self._write(event)
 
@@ -80,6 +82,6 @@ class Alarming:
     def _write(self, event: Event) -> None:
         try:
             self._log.write(event)
-            self._trouble = ""
+            self.trouble = ""
         except AlarmLogError as error:
-            self._trouble = f"{error}; what is acknowledged or shelved here is forgotten when this console ends"
+            self.trouble = f"{error}; what is acknowledged or shelved here is forgotten when this console ends"

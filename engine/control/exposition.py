@@ -129,6 +129,7 @@ def _forecasts(page: Page, cluster: Cluster, snapshot: Snapshot, found: Forecast
 
 
 def _alarms(page: Page, alarms: Sequence[Alarm]) -> None:
+    alarms = [a for a in alarms if a.stands]
     counts = [({"priority": p.name.lower()}, float(sum(a.priority is p for a in alarms))) for p in Priority]
     page.family("alarms", "gauge", "Alarms that stand.", counts)
     standing = [

@@ -57,6 +57,10 @@ def test_panels(snap_compare: Compare, tmp_path: Path, key: str) -> None:
     assert snap_compare(still(tmp_path), terminal_size=(100, 40), run_before=pressing("x", key))
 
 
+def test_an_alarm_is_shelved(snap_compare: Compare, tmp_path: Path) -> None:
+    assert snap_compare(still(tmp_path), terminal_size=(100, 30), run_before=pressing("4", "j", "z"))
+
+
 @pytest.mark.parametrize("times", range(1, 6), ids=["power", "clock", "utilisation", "memory", "throttle"])
 def test_metrics(snap_compare: Compare, tmp_path: Path, times: int) -> None:
     assert snap_compare(still(tmp_path), terminal_size=(80, 24), run_before=pressing(*["c"] * times))

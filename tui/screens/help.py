@@ -12,6 +12,7 @@ from tui.actions import ACTIONS, MOVES
 from tui.metrics import METRICS
 from tui.screens.panel import Panel
 
+NAMES = {"question_mark": "?", "asterisk": "*"}
 SIGNS = (
     ("*", "node is live"),
     ("~ ? x !", "connecting, stale, down, in error"),
@@ -41,7 +42,8 @@ def help_text(keys: Mapping[str, str]) -> Text:
         text.append(f"{group}\n", "bold")
         for action in ACTIONS:
             if action.group == group:
-                key = keys.get(action.id, action.keys).replace("question_mark", "?")
+                key = keys.get(action.id, action.keys)
+                key = NAMES.get(key, key)
                 text.append(f"  {key:<6}", "bold cyan")
                 text.append(f"{action.help}\n")
         text.append("\n")

@@ -8,12 +8,12 @@ import numpy as np
 from rich.text import Text
 
 from engine.act.action import Stage, Ticket
-from engine.act.alarm import Alarm, Priority
+from engine.act.alarm import Alarm, Priority, State
 from engine.job.status import JobStatus
 from engine.telemetry.snapshot import NodeState, Snapshot
 from tui.metrics import Metric
 from tui.ramp import LEVELS, style_of
-from tui.widgets.figures import DASH, age, clock, large, number
+from tui.widgets.figures import DASH, age, large, number
 
 STAGE_STYLE = {
     Stage.PENDING: "yellow",
@@ -96,33 +96,18 @@ def job(status: JobStatus | None, others: int, now: float) -> Text:
 
 
 def top_alarm(alarms: Sequence[Alarm], now: float) -> Text:
-    """The most urgent alarm and how many more."""
+    """The most urgent alarm and how many more, new ones before those that were seen."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if not alarms:
         text.append("No alarms.", "dim")
         return text
-    first = alarms[0]
-    more = f"  (+{len(alarms) - 1} more, key 4)" if len(alarms) > 1 else ""
-    text.append(f"{first.priority.name} {first.text}", ALARM_STYLE[first.priority])
+    first, new = alarms[0], sum(a.state is not State.ACKNOWLEDGED for a in alarms)
+    more = f"  (+{max(0, new - 1)} new, {len(alarms) - new} seen, key 4)" if len(alarms) > 1 else ""
+    seen = first.state is State.ACKNOWLEDGED
+    text.append(
+        f"{first.priority.name}{' seen' if seen else ''} {first.text}", "dim" if seen else ALARM_STYLE[first.priority]
+    )
     text.append(f"  {age(max(0.0, now - first.since))}{more}", "dim")
-    return text
-
-
-def alarm_list(alarms: Sequence[Alarm], tickets: Sequence[Ticket], now: float) -> Text:
-    """All alarms, then the actions, newest first."""
-    text = Text()
-    text.append("Alarms\n", "bold")
-    for alarm in alarms:
-        text.append(f"{age(max(0.0, now - alarm.since)):>7}  ", "dim")
-        text.append(f"{alarm.priority.name:<8} {alarm.text}\n", ALARM_STYLE[alarm.priority])
-    if not alarms:
-        text.append("None.\n", "dim")
-    text.append("\nActions\n", "bold")
-    for ticket in reversed(tickets):
-        text.append(f"{clock(ticket.time)}  ", "dim")
-        text.append(f"{ticket.line}\n", STAGE_STYLE[ticket.stage])
-    if not tickets:
-        text.append("None in this session. Arm with a, then t, m or r; u undoes the last one.\n", "dim")
     return text
 
 

@@ -1,0 +1,121 @@
+"""The alarms, one a line, with a cursor: the one under it is told in full. Below them this session's actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.geometry import Region
+
+from engine.act.action import Ticket
+from engine.act.alarm import Alarm, Shelved, State
+from tui.widgets.figures import age, clock
+from tui.widgets.lines import ALARM_STYLE, STAGE_STYLE
+from tui.widgets.pane import Pane
+
+MARK = {State.NEW: "*", State.ACKNOWLEDGED: " ", State.RETURNED: "~"}
+"""By shape, too: what nobody has seen, and what went before anybody did."""
+
+TOLD = 4
+"""Lines that the chosen one takes at most on a usual screen."""
+
+
+class Alarms(Pane, can_focus=True):
+    """Up and down move the cursor; the keys that act on what is under it are the console's own."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("home", "move(-9999)", "first", show=False),
+        Binding("end", "move(9999)", "last", show=False),
+        Binding("escape", "app.pane_gpu", "back", show=False),
+    ]
+
+    def __init__(self, id: str, plain: bool = False) -> None:
+        super().__init__(id, plain)
+        self._alarms: tuple[Alarm, ...] = ()
+        self._shelved: tuple[Shelved, ...] = ()
+        self._tickets: tuple[Ticket, ...] = ()
+        self._now = 0.0
+        self._key = ""
+
+    def show(self, alarms: Sequence[Alarm], shelved: Sequence[Shelved], tickets: Sequence[Ticket], now: float) -> None:
+        """The newest state of all three."""
+        self._alarms, self._shelved, self._tickets, self._now = tuple(alarms), tuple(shelved), tuple(tickets), now
+        self._draw()
+
+    @property
+    def chosen(self) -> Alarm | Shelved | None:
+        """What the cursor stands on: it stays with its alarm while others come and go."""
+        return next((a for a in self._all if a.key == self._key), next(iter(self._all), None))
+
+    @property
+    def _all(self) -> tuple[Alarm | Shelved, ...]:
+        return (*self._alarms, *self._shelved)
+
+    def action_move(self, by: int) -> None:
+        every, chosen = self._all, self.chosen
+        if chosen is not None:
+            self._key = every[max(0, min(len(every) - 1, every.index(chosen) + by))].key
+            self._draw()
+            line = 1 + self._all.index(self.chosen or every[0]) + (2 if isinstance(self.chosen, Shelved) else 0)
+            if isinstance(self.parent, VerticalScroll):
+                self.parent.scroll_to_region(Region(0, line, 1, TOLD), animate=False)
+
+    def on_focus(self) -> None:
+        self._draw()
+
+    def on_blur(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        self.fill(lambda w, h: self._text(max(20, w or 60)))
+
+    def _text(self, width: int) -> Text:
+        text, chosen = Text(), self.chosen if self.has_focus else None
+        text.append("Alarms", "bold")
+        text.append(
+            "  space: seen, *: all seen, z: shelve, enter: go there" if self._all and self.has_focus else "", "dim"
+        )
+        text.append("\n")
+        for alarm in self._alarms:
+            style = "dim" if alarm.state is State.ACKNOWLEDGED else ALARM_STYLE[alarm.priority]
+            head = f"{MARK[alarm.state]}{age(max(0.0, self._now - alarm.since)):>6} {alarm.priority.name:<8} "
+            self._line(text, head, alarm.text, _story(alarm, self._now), style, alarm is chosen, width)
+        if not self._alarms:
+            text.append("None.\n", "dim")
+        if self._shelved:
+            text.append("\nShelved\n", "bold")
+        for shelf in self._shelved:
+            head = f" {age(max(0.0, shelf.until - self._now)):>6} left     "
+            self._line(text, head, shelf.text, f"{shelf.by}: {shelf.reason}", "dim", shelf is chosen, width)
+        text.append("\nActions\n", "bold")
+        for ticket in reversed(self._tickets):
+            text.append(f"{clock(ticket.time)}  ", "dim")
+            text.append(f"{ticket.line}\n", STAGE_STYLE[ticket.stage])
+        if not self._tickets:
+            text.append("None in this session. Arm with a, then t, m or r; u undoes the last one.\n", "dim")
+        return text
+
+    @staticmethod
+    def _line(text: Text, head: str, words: str, story: str, style: str, chosen: bool, width: int) -> None:
+        if chosen:
+            text.append(head, f"{style} reverse")
+            text.append(f" {words}\n", style)
+            text.append(f"{'':>{len(head)}} {story}\n", "dim")
+        else:
+            line = Text(f"{head} {words}", style)
+            line.truncate(width, overflow="ellipsis")
+            text.append_text(line)
+            text.append("\n")
+
+
+def _story(alarm: Alarm, now: float) -> str:
+    """Since when it is what it is, and who has seen it."""
+    since = f"since {clock(alarm.since)}"
+    if alarm.state is State.ACKNOWLEDGED:
+        return f"{since}; seen by {alarm.by}"
+    return f"{since}, gone again; nobody has said that it was seen" if not alarm.stands else f"{since}; new"
