@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 from engine.act import restored
-from engine.act.action import Proposal, Stage, Ticket
+from engine.act.action import Freeze, Proposal, Stage, Ticket
 from engine.act.audit import Audit, AuditError, default_path, record
 from engine.control.control import Control, Refused
-from engine.control.target import cells_of, job_of
+from engine.control.discover import FoundJob
+from engine.control.hookless import of_slurm
+from engine.control.target import cells_of, hooked, job_of
+from engine.job.status import JobStatus
 from engine.profile import Cluster, ProfileError, catalog
 from engine.telemetry.snapshot import NodeState
 from tui.output import printed
@@ -21,6 +24,8 @@ from tui.start import control_of
 from tui.widgets.figures import effect_rows
 
 HOLD = "Held: the limits stay as long as this command runs; ctrl-c gives them back. --permanent leaves them."
+
+HOLD_STILL = "Held: the processes go on when the time is up or this command ends; ctrl-c ends it."
 
 
 def act(given: Any) -> int:
@@ -32,15 +37,19 @@ def undo(given: Any) -> int:
     """Put back what an action in the log changed."""
     cluster = catalog.cluster(given.cluster)
     entry = restored.last_in_force(Audit(default_path()).read(), cluster.name, given.id)
-    return asyncio.run(_run(given, lambda control: restored.proposal(entry, control.rack_and_load())))
+
+    async def proposed(control: Control) -> Proposal:
+        return restored.proposal(entry, control.rack_and_load())
+
+    return asyncio.run(_run(given, proposed))
 
 
-async def _run(given: Any, proposed: Callable[[Control], Proposal]) -> int:
+async def _run(given: Any, proposed: Callable[[Control], Awaitable[Proposal]]) -> int:
     cluster = catalog.cluster(given.cluster)
     control = control_of(cluster, "margin", read_only=False)
     async with control.running():
         await settled(control, cluster, given.wait)
-        proposal = proposed(control)
+        proposal = await proposed(control)
         reached = control.nodes_reached(proposal.action)
         if given.dry_run or proposal.refusal:
             _show(proposal, None, given.json)
@@ -57,10 +66,11 @@ async def _run(given: Any, proposed: Callable[[Control], Proposal]) -> int:
             raise ProfileError(f"Not done: {error}") from None
         last = await control.ended(ticket)
         _show(proposal, last, given.json)
-        if last.stage is Stage.DONE and control.leased_gpus and not given.json:
-            print(HOLD, file=sys.stderr)
-        if last.stage is Stage.DONE and control.leased_gpus:
-            await _until_stopped()
+        frozen = proposal.action if isinstance(proposal.action, Freeze) and not proposal.action.restore else None
+        if last.stage is Stage.DONE and (control.leased_gpus or frozen):
+            if not given.json:
+                print(HOLD_STILL if frozen else HOLD, file=sys.stderr)
+            await _until_stopped(frozen.seconds if frozen else None)
         return 0 if last.stage is Stage.DONE else 1
 
 
@@ -73,12 +83,12 @@ async def settled(control: Control, cluster: Cluster, wait_s: float) -> None:
         job = control.jobs.current
         hooks = any(n.hook_sockets for n in nodes)
         heard = job is not None and (not job.attached or job.step_s or job.paused_until)
-        if told and (not hooks or heard):
+        if told and (not hooks or heard) and control.hookless.asked.is_set():
             return
         await asyncio.sleep(cluster.poll_interval_s / 4)
 
 
-def _proposed(control: Control, given: Any) -> Proposal:
+async def _proposed(control: Control, given: Any) -> Proposal:
     what, value = given.what, given.value
     if what == "throttle":
         label, cells = cells_of(control.cluster, given.target)
@@ -88,15 +98,42 @@ def _proposed(control: Control, given: Any) -> Proposal:
         if unit == "-":
             return control.propose_throttle(label, cells, step_w=amount, permanent=given.permanent)
         return control.propose_throttle(label, cells, to_w=amount, permanent=given.permanent)
-    job = job_of(control.jobs.statuses.values(), given.target)
+    job = job_of(control.jobs.statuses.values(), control.found_jobs, given.target)
+    if what in ("pause", "resume"):
+        return _standstill(
+            control, job, what == "pause", 60.0 if value is None else float(_whole(value, what)), given.by
+        )
+    if what == "requeue":
+        return await _requeued(control, given)
+    hook = hooked(job, what)
     if what == "microbatch":
-        words = {"halve": job.microbatch // 2, "double": job.microbatch * 2}
-        return control.propose_microbatch(job, words.get(str(value)) or _whole(value, what))
-    if what == "rebalance":
-        return control.propose_rebalance(job, 1 if value is None else _whole(value, what))
-    if what == "pause":
-        return control.propose_pause(job, 60.0 if value is None else float(_whole(value, what)))
-    return control.propose_resume(job)
+        words = {"halve": hook.microbatch // 2, "double": hook.microbatch * 2}
+        return control.propose_microbatch(hook, words.get(str(value)) or _whole(value, what))
+    return control.propose_rebalance(hook, 1 if value is None else _whole(value, what))
+
+
+def _standstill(control: Control, job: JobStatus | FoundJob, stop: bool, seconds: float, by: str) -> Proposal:
+    """By the hook, if the job has one and nothing else is asked for; else by Slurm or on the nodes."""
+    if isinstance(job, JobStatus):
+        if by in ("", "hook"):
+            return control.propose_pause(job, seconds) if stop else control.propose_resume(job)
+        its = [f for f in control.found_jobs if "hook" in f.source and job.name in (f.name, f.id)]
+        if not its:
+            raise ProfileError(f"Neither Slurm nor processes tell of {job.name}: only its hook can pause it.")
+        job = its[0]
+    elif by == "hook":
+        hooked(job, "a pause by the hook")
+    return control.propose_standstill(job, seconds, by) if stop else control.propose_go_on(job)
+
+
+async def _requeued(control: Control, given: Any) -> Proposal:
+    if given.value is None:
+        raise ProfileError("requeue wants the plan to start with: a built-in one, or a file.")
+    its = [f for f in control.found_jobs if of_slurm(f) and given.target in (f.id, f.name)]
+    if len(its) != 1:
+        there = ", ".join(f.id for f in control.found_jobs if of_slurm(f)) or "none"
+        raise ProfileError(f"'{given.target}' is not one job of Slurm's; there is {there}. The file needs slurm: true.")
+    return await control.propose_requeue(its[0], catalog.plan(given.value), given.to)
 
 
 def _throttle_value(text: str | None) -> tuple[float, str]:
@@ -129,11 +166,11 @@ async def _sure(nodes: int) -> bool:
     return said == str(nodes) if nodes > 1 else said in ("y", "yes")
 
 
-async def _until_stopped() -> None:
-    """Hold on, renewing, until ctrl-c."""
+async def _until_stopped(seconds: float | None) -> None:
+    """Hold on, renewing, until ctrl-c or for so long."""
     try:
-        await asyncio.Event().wait()
-    except asyncio.CancelledError:
+        await asyncio.wait_for(asyncio.Event().wait(), seconds)
+    except (asyncio.CancelledError, TimeoutError):
         pass
 
 

@@ -18,10 +18,10 @@ class KeyAction:
 
 
 ACTIONS = (
-    KeyAction("throttle", "t", "Throttle", "Change the power limit of the GPU, node or rack under the cursor.", "Act", "Throttle"),
+    KeyAction("throttle", "t", "Throttle", "Power limit or clock of the GPU, node or rack under the cursor.", "Act", "Throttle"),
     KeyAction("microbatch", "m", "Microbatch", "Halve, double or set the job's microbatch; the global batch stays.", "Act", "Microbatch"),
     KeyAction("rebalance", "r", "Rebalance", "Move microbatches from hot ranks to cold ones; the total stays.", "Act", "Rebalance"),
-    KeyAction("pause", "p", "Pause / resume", "Let the job wait at its next step for a time, or go on at once.", "Act"),
+    KeyAction("pause", "p", "Pause / resume", "Let the job wait at its next step for a time, or go on; without a hook it is stopped.", "Act"),
     KeyAction("undo", "u", "Undo", "Put back what the last action changed.", "Act", "Undo"),
     KeyAction("arm", "a", "Arm / disarm", "Let actions be confirmed for five minutes, or end that at once.", "Act", "Arm"),
     KeyAction("pane_gpu", "1", "GPU", "The selected GPU: numbers, history, processes.", "See"),

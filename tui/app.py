@@ -337,7 +337,7 @@ class RacksideApp(App[None]):
     def action_throttle(self) -> None:
         cursor = self.racks.cursor
         offered, scopes = choices.throttle(self.control, *cursor)
-        self._open("Throttle: change power limits", offered, scopes, choices.THROTTLE_DEFAULT)
+        self._open("Throttle: change power limits, or lock clocks", offered, scopes, choices.THROTTLE_DEFAULT)
 
     def action_microbatch(self) -> None:
         job = self._acting_job()
@@ -351,13 +351,21 @@ class RacksideApp(App[None]):
             self._open("Rebalance: work from hot ranks to cold", choices.rebalance(self.control, job), (job.name,), 0)
 
     def action_pause(self) -> None:
-        job = self._acting_job()
-        if job is None:
+        job = self._job
+        if job is not None and job.attached:
+            if job.paused_until is None:
+                self._open("Pause: the job waits at its next step", choices.pause(self.control, job), (job.name,), 1)
+            else:
+                self._open("Resume the job", choices.resume(self.control, job), (job.name,), 0)
             return
-        if job.paused_until is None:
-            self._open("Pause: the job waits at its next step", choices.pause(self.control, job), (job.name,), 1)
+        node, slot = self.racks.cursor
+        found = choices.hookless_at(self.control, self.control.cluster.nodes[node].name, slot)
+        if found is None:
+            self.notify("No job is seen here: put the cursor on a GPU that runs one.", severity="warning")
+        elif choices.stands(self.control, found):
+            self._open("Let the job go on", choices.go_on(self.control, found), (found.name,), 0)
         else:
-            self._open("Resume the job", choices.resume(self.control, job), (job.name,), 0)
+            self._open("Stop a job that has no hook", choices.standstill(self.control, found), (found.name,), 0)
 
     def action_undo(self) -> None:
         if self.control.propose_undo() is None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from engine.act.action import Proposal
 from engine.control.control import Control
+from engine.control.discover import FoundJob
+from engine.control.hookless import trains
 from engine.job.status import JobStatus
 from tui.screens.act import Choice
 
 THROTTLE_STEPS_W = (200.0, 150.0, 100.0, 50.0, -50.0, -100.0, -200.0)
 THROTTLE_DEFAULT = 2
+CLOCK_SHARES = (0.95, 0.9, 0.8)
 MOVES = (1, 2, 4)
 PAUSES_S = (30.0, 60.0, 120.0, 300.0)
 MOST_MICROBATCHES = 10
 
 
 def throttle(control: Control, node: int, slot: int) -> tuple[list[Choice], tuple[str, ...]]:
-    """Steps down and up, for the GPU under the cursor, its node, its rack."""
+    """Watts down and up, and clocks down, for the GPU under the cursor, its node, its rack."""
     cluster = control.cluster
     profile = cluster.nodes[node]
 
@@ -32,7 +35,11 @@ def throttle(control: Control, node: int, slot: int) -> tuple[list[Choice], tupl
     def choice(step_w: float) -> Choice:
         return Choice(f"{-step_w:+.0f} W", lambda scope: control.propose_throttle(*scopes[scope], step_w))
 
-    return [choice(step) for step in THROTTLE_STEPS_W], tuple(label for label, _ in scopes)
+    def lock(share: float) -> Choice:
+        return Choice(f"clock {share - 1:+.0%}", lambda scope: control.propose_clock(*scopes[scope], share))
+
+    offered = [*(choice(step) for step in THROTTLE_STEPS_W), *(lock(share) for share in CLOCK_SHARES)]
+    return offered, tuple(label for label, _ in scopes)
 
 
 def microbatch(control: Control, job: JobStatus) -> tuple[list[Choice], int]:
@@ -80,6 +87,32 @@ def pause(control: Control, job: JobStatus) -> list[Choice]:
 def resume(control: Control, job: JobStatus) -> list[Choice]:
     """A paused job, now."""
     return [Choice("now", lambda _: control.propose_resume(control.jobs.statuses.get(job.key, job)))]
+
+
+def hookless_at(control: Control, node: str, slot: int) -> FoundJob | None:
+    """The job without a hook on a GPU; the only one there is, where none is."""
+    jobs = [f for f in control.found_jobs if trains(f) and "hook" not in f.source]
+    here = [f for f in jobs if any((at.node, at.slot) == (node, slot) for at in f.ranks)]
+    return here[0] if here else jobs[0] if len(jobs) == 1 else None
+
+
+def stands(control: Control, job: FoundJob) -> bool:
+    """Whether it is suspended, or stopped by this console."""
+    return job.state == "SUSPENDED" or control.frozen(job)
+
+
+def standstill(control: Control, job: FoundJob) -> list[Choice]:
+    """How long a job without a hook is stopped."""
+
+    def choice(seconds: float) -> Choice:
+        return Choice(f"{seconds:.0f} s", lambda _: control.propose_standstill(job, seconds))
+
+    return [choice(s) for s in PAUSES_S]
+
+
+def go_on(control: Control, job: FoundJob) -> list[Choice]:
+    """A job that stands, now."""
+    return [Choice("now", lambda _: control.propose_go_on(job))]
 
 
 def undo(control: Control) -> list[Choice]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 VERSION = "0.1.0"
+FORMS = ["yaml", "megatron", "nemo", "torchtitan", "deepspeed"]
 DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN = "h200x32-400g", "llama3-8b", "data-parallel"
 
 
@@ -81,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help="one JSON list")
     export = commands.add_parser("export", help="a plan in a training framework's words, or a Prometheus scrape target")
     export.add_argument("plan", nargs="?", metavar="PLAN", help="a built-in plan, or a file")
-    export.add_argument("--to", choices=["yaml", "megatron", "nemo", "torchtitan", "deepspeed"])
+    export.add_argument("--to", choices=FORMS)
     export.add_argument("--prometheus", action="store_true", help="instead: serve what the console would show")
     export.add_argument("--cluster", metavar="C", help="--prometheus: an inventory file")
     export.add_argument("--listen", metavar="HOST:PORT", help="--prometheus: default: 127.0.0.1:9464")
@@ -151,11 +152,18 @@ def parser() -> argparse.ArgumentParser:
     profiles.add_argument("name", nargs="?", help="a name or a file to check")
     act = commands.add_parser("act", help="one action: predicted, confirmed, carried out, told")
     act.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
-    act.add_argument("what", choices=["throttle", "microbatch", "rebalance", "pause", "resume"])
+    act.add_argument("what", choices=["throttle", "microbatch", "rebalance", "pause", "resume", "requeue"])
     act.add_argument("target", metavar="TARGET", help="throttle: n01, n01:3, n01:0-3, rack:r1, all; else a job, or -")
     act.add_argument(
-        "value", nargs="?", metavar="VALUE", help="600 (W), -100, 1400MHz; halve, double, 4; microbatches; seconds"
+        "value",
+        nargs="?",
+        metavar="VALUE",
+        help="600 (W), -100, 1400MHz; halve, double, 4; microbatches; seconds; a plan",
     )
+    act.add_argument(
+        "--by", choices=["hook", "slurm", "processes"], default="", help="pause: who does it; default: best"
+    )
+    act.add_argument("--to", default="megatron", choices=FORMS, help="requeue: the plan's form; default: %(default)s")
     act.add_argument("--permanent", action="store_true", help="throttle: leave it when this command ends")
     undo = commands.add_parser("undo", help="put back what an action in the log changed")
     undo.add_argument("id", nargs="?", metavar="ID", help="the beginning of its id; without, the last one in force")

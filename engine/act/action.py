@@ -92,15 +92,57 @@ class Resume:
     job: str
 
 
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Stop a job's processes on its GPUs (node -> pids) for `seconds`; they go on by themselves. `restore` lets them go
+    on now."""
+
+    job: str
+    pids: Mapping[str, tuple[int, ...]]
+    seconds: float
+    restore: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Slurm stops its job on `nodes` for `seconds`; then it is resumed."""
+
+    job: str
+    nodes: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unsuspend:
+    """Slurm lets a job go on."""
+
+    job: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Slurm starts its job anew; the words of its new plan are written to `path` first, where its script reads them."""
+
+    job: str
+    nodes: tuple[str, ...]
+    words: str
+    path: str
+
+
 NodeAction = Throttle | ClockLock
-"""What the probes of nodes do."""
+"""What the probes of nodes do to boards."""
 JobAction = Microbatch | Rebalance | Pause | Resume
 """What a job's hook does."""
-Action = NodeAction | JobAction
+SchedulerAction = Suspend | Unsuspend | Requeue
+"""What Slurm does."""
+Action = NodeAction | Freeze | JobAction | SchedulerAction
+Standstill = Pause | Resume | Freeze | Suspend | Unsuspend | Requeue
+"""What stops or starts a job: what comes after it is not its effect, and it is not undone but resumed."""
 
 
 def kind_of(action: Action) -> str:
-    """Name for the log: throttle, clocklock, microbatch, rebalance, pause or resume."""
+    """Name for the log: throttle, clocklock, freeze, microbatch and so on."""
     return type(action).__name__.lower()
 
 

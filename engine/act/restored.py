@@ -8,12 +8,23 @@ from typing import Any
 import msgspec
 
 from engine.act import effect
-from engine.act.action import Action, ClockLock, Microbatch, Outlook, Pause, Proposal, Rebalance, Resume, Throttle
+from engine.act.action import (
+    Action,
+    ClockLock,
+    Microbatch,
+    Outlook,
+    Pause,
+    Proposal,
+    Rebalance,
+    Resume,
+    Throttle,
+    Unsuspend,
+)
 from engine.act.effect import Load, Rack
 from engine.profile import ProfileError
 
 KINDS: dict[str, type[Action]] = {
-    kind.__name__.lower(): kind for kind in (Throttle, ClockLock, Microbatch, Rebalance, Pause, Resume)
+    kind.__name__.lower(): kind for kind in (Throttle, ClockLock, Microbatch, Rebalance, Pause, Resume, Unsuspend)
 }
 
 

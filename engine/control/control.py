@@ -11,27 +11,40 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.act import held, propose
-from engine.act.action import Action, NodeAction, Pause, Proposal, Resume, Stage, Ticket
+from engine.act import held, propose, without_hook
+from engine.act.action import (
+    Action,
+    Freeze,
+    JobAction,
+    NodeAction,
+    Proposal,
+    Requeue,
+    Stage,
+    Standstill,
+    Ticket,
+)
 from engine.act.alarm import Alarm, Priority, Raised
 from engine.act.alarmlog import AlarmLog
 from engine.act.audit import Audit, AuditError
 from engine.act.detect import causes
 from engine.act.effect import Load, Rack
 from engine.act.measure import Measuring
-from engine.control import load
+from engine.control import load, scheduler
 from engine.control.alarming import Alarming
 from engine.control.arming import Arming
 from engine.control.conditions import conditions
+from engine.control.discover import FoundJob
 from engine.control.dispatch import Dispatch
 from engine.control.events import Event, JobChanged, Published, TicketChanged
+from engine.control.hookless import Hookless, of_slurm, pids_of
 from engine.control.jobs import Jobs
 from engine.control.roles import Role, carried, roles
 from engine.control.watch import Watch, on_snapshot
 from engine.job.status import JobStatus
 from engine.plan.compare import Compared, alternatives
 from engine.plan.conditions import Conditions, limited, under
-from engine.profile import Cluster, Policy
+from engine.plan.export import FORMATS
+from engine.profile import Cluster, Plan, Policy
 from engine.telemetry.snapshot import Snapshot
 from engine.telemetry.source import NodeSource
 from engine.telemetry.store import Store
@@ -61,7 +74,8 @@ class Control:
         self.tickets: tuple[Ticket, ...] = ()
         self.arming = Arming(time.monotonic, read_only)
         self.jobs = Jobs(sources, operator, lambda status: self._tell(JobChanged(status)))
-        self._dispatch = Dispatch(sources, self.jobs)
+        self.hookless = Hookless(cluster)
+        self._dispatch = Dispatch(sources, self.jobs, self.hookless.run)
         self._audit, self._audit_trouble = audit, ""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._acting: set[asyncio.Task[None]] = set()
@@ -80,6 +94,7 @@ class Control:
         self.alarming.begin()
         tasks = [asyncio.create_task(source.run(self.store), name=f"poll {n}") for n, source in self.sources.items()]
         tasks.append(asyncio.create_task(self._publish(), name="publish"))
+        tasks.append(asyncio.create_task(self.hookless.follow(), name="Slurm"))
         try:
             yield
         finally:
@@ -173,6 +188,45 @@ class Control:
         """Let a paused job go on."""
         return propose.resume(self._rack(), load.job_view(job, self.cluster, self.snapshot))
 
+    @property
+    def found_jobs(self) -> tuple[FoundJob, ...]:
+        """All jobs that are known here, with a hook or without."""
+        return self.hookless.found(self.snapshot, self.jobs.statuses.values())
+
+    def propose_standstill(self, job: FoundJob, seconds: float, by: str = "") -> Proposal:
+        """Stop a job that has no hook for a time: by Slurm where Slurm knows it, else its processes; or as `by` says
+        (slurm, processes)."""
+        if by == "slurm" or (not by and of_slurm(job)):
+            return without_hook.suspend(self._rack(), None, job.id, job.nodes, job.state, seconds)
+        return without_hook.freeze(self._rack(), None, job.name, pids_of(job), seconds)
+
+    async def propose_requeue(self, job: FoundJob, plan: Plan, to: str) -> Proposal:
+        """Let Slurm start a job anew with the words of another plan, in the framework `to`'s form."""
+        text, lost = FORMATS[to](plan)
+        words = text.replace(" \\\n", " ")  # one line, for the shell's $(cat FILE)
+        path, reads_plan = await scheduler.plan_file(self.hookless.run, job.id) if of_slurm(job) else ("", False)
+        action = Requeue(job.id, job.nodes, words, path)
+        return without_hook.requeue(self._rack(), None, action, job.state, reads_plan, plan.name, tuple(lost))
+
+    def propose_go_on(self, job: FoundJob) -> Proposal:
+        """Let a job that Slurm suspended, or whose processes this console stopped, go on."""
+        if of_slurm(job):
+            return without_hook.unsuspend(self._rack(), job.id, job.nodes, job.state)
+        pids = pids_of(job)
+        frozen = Freeze(job.name, pids, 0.0, restore=True)
+        return without_hook.thaw(self._rack(), frozen, self.frozen(job))
+
+    def frozen(self, job: FoundJob) -> bool:
+        """Whether this console has stopped a job's processes and their time is not up."""
+        return any(
+            isinstance(action := t.proposal.action, Freeze)
+            and not action.restore
+            and t.stage is Stage.DONE
+            and action.pids == pids_of(job)
+            and time.time() < t.time + action.seconds
+            for t in self.tickets
+        )
+
     def propose_microbatch(self, job: JobStatus, value: int) -> Proposal:
         """Set a job's microbatch."""
         view = load.job_view(job, self.cluster, self.snapshot)
@@ -187,7 +241,7 @@ class Control:
     def propose_undo(self) -> Proposal | None:
         """Put back what the last action that is still in force changed; None when there is none. A pause is resumed."""
         undoable = (t for t in reversed(self.tickets) if t.stage is Stage.DONE and not t.proposal.undoes)
-        last = next((t for t in undoable if not isinstance(t.proposal.action, Pause | Resume)), None)
+        last = next((t for t in undoable if not isinstance(t.proposal.action, Standstill)), None)
         if last is None or last.before is None:
             return None
         return propose.undo(last.proposal, last.before, last.id, self._rack(), self._load())
@@ -256,15 +310,15 @@ class Control:
 
     def _reaches(self, action: Action, job: JobStatus) -> bool:
         """Whether an action changes a job, or a limit of a node that it runs on."""
-        if not isinstance(action, NodeAction):
+        if isinstance(action, JobAction):
             return action.job == job.name
         hosts = {s.name: s.hostname for s in self.snapshot.nodes}
-        return bool({hosts.get(node) for node in action.values} & {r.host for r in job.ranks})
+        return bool({hosts.get(node) for node in _nodes_of(action)} & {r.host for r in job.ranks})
 
     def nodes_reached(self, action: Action) -> int:
         """How many nodes an action touches: those of its limits, or those of the job's ranks."""
-        if isinstance(action, NodeAction):
-            return len(action.values)
+        if not isinstance(action, JobAction):
+            return len(_nodes_of(action))
         job = next((j for j in self.jobs.statuses.values() if j.name == action.job), None)
         return max(1, len({r.host for r in job.ranks})) if job else 1
 
@@ -302,7 +356,7 @@ class Control:
             self._update(last)
         if last.stage is Stage.DONE:  # from here on an earlier one is no longer alone in force
             self._measuring.clear()
-            if not isinstance(ticket.proposal.action, Pause | Resume):  # what comes after a pause is not its effect
+            if not isinstance(ticket.proposal.action, Standstill):  # what comes after a pause is not its effect
                 self._measuring[last.id] = Measuring(self.snapshot.time, self.jobs.current, last.step)
         undone = next((t for t in self.tickets if t.id == ticket.proposal.undoes), None)
         if last.stage is Stage.DONE and undone is not None:
@@ -323,3 +377,10 @@ class Control:
     def leased_gpus(self) -> int:
         """GPUs whose limit or clock this console holds down: they get their own back when it ends."""
         return len(held.leased(self.tickets))
+
+
+def _nodes_of(action: Action) -> tuple[str, ...]:
+    """The nodes that an action names; a job's command names none."""
+    if isinstance(action, NodeAction):
+        return tuple(action.values)
+    return tuple(action.pids) if isinstance(action, Freeze) else getattr(action, "nodes", ())

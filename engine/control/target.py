@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine.control.discover import FoundJob
+from engine.control.hookless import trains
 from engine.job.status import JobStatus
 from engine.profile import Cluster, ProfileError
 
@@ -51,13 +53,31 @@ def _nodes(cluster: Cluster, numbers: Iterable[int]) -> list[Cell]:
     return [(i, slot) for i in numbers for slot in range(cluster.type_of(cluster.nodes[i]).gpus)]
 
 
-def job_of(jobs: Iterable[JobStatus], target: str) -> JobStatus:
-    """The attached job of that name. ProfileError, with those there are, when it is none or several."""
-    attached = [j for j in jobs if j.attached]
-    named = [j for j in attached if j.name == target or (target == "-" and len(attached) == 1)]
+def job_of(hooks: Iterable[JobStatus], found: Iterable[FoundJob], target: str) -> JobStatus | FoundJob:
+    """The job of that name or id: the one whose hook answers, else one that Slurm or processes tell of; `-` where there
+    is but one. ProfileError, with those there are, when it is none or several."""
+    attached, every = [j for j in hooks if j.attached], [j for j in found if trains(j)]
+    ids = {f.name for f in every if f.id == target and "hook" in f.source}
+    others = [f for f in every if "hook" not in f.source]
+    either: list[JobStatus | FoundJob] = [*attached, *others]
+    named: list[JobStatus | FoundJob] = [j for j in attached if j.name == target or j.name in ids]
+    named = named or [f for f in others if target in (f.id, f.name)]
+    if target == "-" and len(either) == 1:
+        return either[0]
     if len(named) == 1:
         return named[0]
     if len(named) > 1:
-        raise ProfileError(f"Several jobs are called {target}: {', '.join(j.key for j in named)}.")
-    there = ", ".join(sorted(j.name for j in attached)) or "none; a trainer with rackside_hook would be one"
-    raise ProfileError(f"There is no job '{target}' with a hook that answers; there is {there}.")
+        keys = ", ".join(j.key if isinstance(j, JobStatus) else j.id for j in named)
+        raise ProfileError(f"Several jobs are called {target}: {keys}.")
+    names = sorted(j.name if isinstance(j, JobStatus) else f"{j.id} ({j.name})" for j in either)
+    raise ProfileError(f"There is no job '{target}'; there is {', '.join(names) or 'none'}.")
+
+
+def hooked(job: JobStatus | FoundJob, what: str) -> JobStatus:
+    """The job itself, if it has a hook to take a command. ProfileError otherwise: nothing is faked."""
+    if isinstance(job, JobStatus):
+        return job
+    raise ProfileError(
+        f"{job.name} ({job.id}) has no hook: {what} is not available. Its trainer would use rackside_hook "
+        "(`rackside hook`); pause and resume work without."
+    )

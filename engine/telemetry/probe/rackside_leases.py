@@ -264,8 +264,10 @@ class Leases(object):
         return kept + self._release(last, None)
 
     def renew(self):
+        """The console lives. A stopped process goes on at its time all the same."""
         for lease in self.held.values():
-            lease["until"] = self.host.monotonic() + lease["lease_s"]
+            if lease["kind"] != "stop":
+                lease["until"] = self.host.monotonic() + lease["lease_s"]
 
     def expire(self):
         now = self.host.monotonic()
