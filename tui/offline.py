@@ -109,6 +109,7 @@ def validation_text(found: Validation) -> str:
     if found.ranking:
         lines += ["", f"{'plans of one model, ranked':<100}{'n':>4}{'tau':>7}{'regret':>8}"]
         lines += [f"{r.group[:99]:<100}{r.n:>4}{r.kendall_tau:>+7.2f}{r.regret:>8.1%}" for r in found.ranking]
+        lines += ["", f"{'pairs':<11}{'ratio of the times of two of them':<76}{_errors(found.changes)}"]
     if found.failed:
         lines += ["", f"{len(found.failed)} rows failed:"]
         lines += [f"  {name}: {reason}" for name, reason in found.failed]

@@ -159,6 +159,9 @@ class Outlook:
     """Mean power of each GPU of the inventory, W: what a forecast of its temperature starts from."""
     peak_band_c: tuple[float, float] | None = None
     """Nine of ten outcomes of the hottest GPU in ten minutes."""
+    step_band: float | None = None
+    power_band: float | None = None
+    """Half-widths, as shares of the step and of the power, that nine of ten outcomes stay within."""
 
     @property
     def step_kj(self) -> float | None:

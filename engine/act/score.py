@@ -32,17 +32,24 @@ class Score:
 
 def scores(entries: Iterable[dict[str, Any]]) -> tuple[Score, ...]:
     """From the log's lines, oldest first; the last word on each action counts."""
-    last: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        if isinstance(entry.get("measured"), dict):
-            last[str(entry.get("id"))] = entry
+    last = last_words(entries)
     return tuple(
-        Score(name, relative, tuple(e for entry in last.values() if (e := _error(entry, key, relative)) is not None))
+        Score(name, relative, tuple(e for entry in last if (e := error_of(entry, key, relative)) is not None))
         for key, name, relative in METRICS
     )
 
 
-def _error(entry: dict[str, Any], key: str, relative: bool) -> float | None:
+def last_words(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last line of each action that was measured."""
+    last: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if isinstance(entry.get("measured"), dict):
+            last[str(entry.get("id"))] = entry
+    return list(last.values())
+
+
+def error_of(entry: dict[str, Any], key: str, relative: bool) -> float | None:
+    """How far a line's prediction of `key` was off: signed, relative or in its unit; None where it does not say."""
     predicted = entry.get("predicted")
     after = predicted.get("after") if isinstance(predicted, dict) else None
     said, came = (part.get(key) if isinstance(part, dict) else None for part in (after, entry["measured"]))

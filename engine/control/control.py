@@ -26,6 +26,7 @@ from engine.act.action import (
 from engine.act.alarm import Alarm, Priority, Raised
 from engine.act.alarmlog import AlarmLog
 from engine.act.audit import Audit, AuditError
+from engine.act.bands import Bands, learned
 from engine.act.detect import causes
 from engine.act.effect import Load, Rack
 from engine.act.measure import Measuring
@@ -84,6 +85,7 @@ class Control:
         self._roles: dict[tuple[str, int], Role] = {}
         self._carried: dict[tuple[str, int | str], str] = {}
         self.watch = Watch(cluster)
+        self._bands = Bands()
         self._slowdown_c = [
             cluster.device_of(n).temperature_c.slowdown for n in cluster.nodes for _ in range(cluster.type_of(n).gpus)
         ]
@@ -92,6 +94,7 @@ class Control:
     async def running(self) -> AsyncIterator[None]:
         """Poll the nodes and watch the jobs for as long as the block runs; actions in flight are waited for."""
         self.alarming.begin()
+        self._bands = learned(self._audit.read())
         tasks = [asyncio.create_task(source.run(self.store), name=f"poll {n}") for n, source in self.sources.items()]
         tasks.append(asyncio.create_task(self._publish(), name="publish"))
         tasks.append(asyncio.create_task(self.hookless.follow(), name="Slurm"))
@@ -281,7 +284,8 @@ class Control:
         return self._rack(), self._load()
 
     def foreseen(self, proposal: Proposal) -> Proposal:
-        """The proposal with the band in which its hottest GPU will be ten minutes after it."""
+        """The proposal with its bands; of the hottest GPU: where it will be ten minutes after it."""
+        proposal = self._bands.of(proposal)
         if proposal.after.gpu_w is None:
             return proposal
         found = self.watch.forecast(proposal.after.gpu_w)

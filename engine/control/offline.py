@@ -114,6 +114,7 @@ def validation_json(found: Validation) -> dict[str, Any]:
         "rows": [asdict(r) for r in found.rows],
         "memory": {"n": len(found.memory), **_summary(errors(found.memory)), "rows": [asdict(r) for r in found.memory]},
         "ranking": [asdict(r) for r in found.ranking],
+        "changes": asdict(found.changes),
     }
 
 

@@ -61,6 +61,8 @@ class Validation:
     groups: tuple[tuple[str, str, Errors], ...]
     memory: tuple[Row, ...]
     ranking: tuple[Ranking, ...]
+    changes: Errors
+    """Of the ratio between two plans of one ranking group: how well the effect of a change is told."""
 
 
 def validate(table: Table) -> Validation:
@@ -83,7 +85,8 @@ def validate(table: Table) -> Validation:
             predicted = float(gib[i]) if size[0] == MEMORY[0] else float(gib[i] * GIB / 1e9)
             sizes.append(Row(run.id, size[0], size[1], predicted, predicted / size[1] - 1))
     by_id = {run.id: run for run in table.runs}
-    return Validation(table.failed, tuple(rows), _grouped(rows, by_id), tuple(sizes), _rankings(table, seconds))
+    found = _rankings(table, seconds)
+    return Validation(table.failed, tuple(rows), _grouped(rows, by_id), tuple(sizes), *found)
 
 
 def errors(rows: list[Row] | tuple[Row, ...]) -> Errors:
@@ -109,7 +112,7 @@ def _grouped(rows: list[Row], runs: dict[str, Run]) -> tuple[tuple[str, str, Err
     return tuple(out)
 
 
-def _rankings(table: Table, predicted: Floats) -> tuple[Ranking, ...]:
+def _rankings(table: Table, predicted: Floats) -> tuple[tuple[Ranking, ...], Errors]:
     """Rows that differ only in the plan: same source, model, hardware, GPUs, global batch and precision."""
     truth = table.seconds
     groups: dict[str, list[int]] = defaultdict(list)
@@ -118,14 +121,17 @@ def _rankings(table: Table, predicted: Floats) -> tuple[Ranking, ...]:
             m = run.model
             name = f"{m.name} s{m.seq} {run.hardware} x{run.gpus} gb{run.batch.whole} {run.precision}"
             groups[f"{name} ({run.source})"].append(i)
-    out = []
+    out, ratios = [], []
     for name, rows in sorted(groups.items()):
         plans = {(table.cases[i].plan.parallelism, table.cases[i].plan.optimizations) for i in rows}
         if len(plans) < 2:
             continue
         p, t = predicted[rows], truth[rows]
         out.append(Ranking(name, len(rows), kendall_tau(p, t), float(t[int(np.argmin(p))] / t.min() - 1)))
-    return tuple(out)
+        for a, b in combinations(range(len(rows)), 2):
+            error = float(p[a] / p[b] / (t[a] / t[b]) - 1)
+            ratios.append(Row(f"{name} {a}/{b}", "ratio", float(t[a] / t[b]), float(p[a] / p[b]), error))
+    return tuple(out), errors(ratios)
 
 
 def kendall_tau(a: Floats, b: Floats) -> float:

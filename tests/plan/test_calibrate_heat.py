@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.act import bands
 from engine.control import heating
 from engine.plan import calibrate_heat as heat
 from engine.plan.calibrate_heat import HeatFit, HeatPriors
@@ -81,6 +82,15 @@ def test_what_is_left_out_comes_out_nearly_as_well(found: HeatFit) -> None:
     for name, (_, worst, mean, unseen) in heat.summary(found.readings).items():
         assert mean <= unseen, name
         assert unseen < (4.5 if name.endswith("GPU") else 0.12), (name, worst, unseen)
+
+
+def test_the_bands_of_a_throttle_are_the_largest_errors_left_out(found: HeatFit) -> None:
+    left_out = {r.series: 0.0 for r in found.readings}
+    for r in found.readings:
+        if r.left_out_error is not None:
+            left_out[r.series] = max(left_out[r.series], abs(r.left_out_error))
+    assert left_out["throughput under a cap"] == pytest.approx(bands.SLOWED_STEP, abs=0.001)
+    assert max(e for name, e in left_out.items() if name.endswith("joules")) == pytest.approx(bands.POWER, abs=0.001)
 
 
 def test_the_command_writes_profiles_that_load(

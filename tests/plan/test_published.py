@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.act import bands
 from engine.control import offline
 from engine.plan import calibrate as fitting
 from engine.plan.calibrate import Priors
@@ -83,3 +84,8 @@ def test_the_band_holds_runs_it_should(table: Table, found: Validation) -> None:
         for row in (found.rows[i] for i in group.rows)
     ]
     assert np.mean(inside) >= 0.8
+
+
+def test_the_band_of_a_changed_plan_is_that_of_pairs_of_published_ones(found: Validation) -> None:
+    assert found.changes.n > 50
+    assert found.changes.p90 == pytest.approx(bands.CHANGED_STEP, abs=0.004)

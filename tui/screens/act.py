@@ -105,7 +105,7 @@ class ActPanel(Panel[Confirmed | None]):
             text.append(f"{p.refusal}\n", "bold yellow")
         else:
             text.append(f"{p.scope}\n", "dim")
-            text.append("Predicted, once settled:\n", "dim")
+            text.append("Predicted, once settled (ranges: nine of ten outcomes):\n", "dim")
             text.append_text(_effect(p))
         for note in p.notes:
             text.append(f"{note}\n", "dim")

@@ -50,21 +50,30 @@ def age(seconds: float) -> str:
 def effect_rows(p: Proposal) -> list[tuple[str, str]]:
     """What an action is predicted to do, a name and a change a row."""
     before, after = p.before, p.after
+    step, power = after.step_band, after.power_band
+    energy = None if step is None or power is None else math.hypot(step, power)
     rows = [
-        ("step time", change(before.step_s, after.step_s, 2, "s")),
-        ("tokens/s", change(before.tokens_per_s, after.tokens_per_s, 0)),
+        ("step time", change(before.step_s, after.step_s, 2, "s") + _within(after.step_s, step, 2)),
+        ("tokens/s", change(before.tokens_per_s, after.tokens_per_s, 0) + _within(after.tokens_per_s, step, 0)),
         ("hottest GPU", change(before.peak_c, after.peak_c, 0, "C") + _band(after)),
-        ("GPU power", change(_kw(before.power_w), _kw(after.power_w), 1, "kW")),
-        ("energy a step", change(before.step_kj, after.step_kj, 1, "kJ")),
+        ("GPU power", change(_kw(before.power_w), _kw(after.power_w), 1, "kW") + _within(_kw(after.power_w), power, 1)),
+        ("energy a step", change(before.step_kj, after.step_kj, 1, "kJ") + _within(after.step_kj, energy, 1)),
     ]
     if before.memory_gib != after.memory_gib:
         rows.append(("memory a GPU", change(before.memory_gib, after.memory_gib, 0, "GiB")))
     return rows
 
 
+def _within(value: float | None, share: float | None, digits: int) -> str:
+    """Nine of ten outcomes."""
+    if value is None or share is None or math.isnan(value):
+        return ""
+    return f"  {value * (1 - share):,.{digits}f}-{value * (1 + share):,.{digits}f}"
+
+
 def _band(after: Outlook) -> str:
     band = after.peak_band_c
-    return f"  {band[0]:.0f}-{band[1]:.0f} C in 10 min, 9 of 10" if band else ""
+    return f"  {band[0]:.0f}-{band[1]:.0f} in 10 min" if band else ""
 
 
 def _kw(watts: float | None) -> float | None:
