@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+import msgspec
+
 from engine.act import restored
 from engine.act.action import Freeze, Proposal, Stage, Ticket
 from engine.act.audit import Audit, AuditError, default_path, record
@@ -17,11 +19,12 @@ from engine.control.discover import FoundJob
 from engine.control.hookless import of_slurm
 from engine.control.target import cells_of, hooked, job_of
 from engine.job.status import JobStatus
+from engine.plan.export import FORMATS
 from engine.profile import Cluster, ProfileError, catalog
 from engine.telemetry.snapshot import NodeState
 from tui.output import printed
 from tui.start import control_of
-from tui.widgets.figures import effect_rows
+from tui.widgets.figures import change, effect_rows
 
 HOLD = "Held: the limits stay as long as this command runs; ctrl-c gives them back. --permanent leaves them."
 
@@ -30,6 +33,8 @@ HOLD_STILL = "Held: the processes go on when the time is up or this command ends
 
 def act(given: Any) -> int:
     """Propose, show, confirm, carry out; 0 when it is in force."""
+    if given.what == "rebalance" and given.value == "restart":
+        return asyncio.run(_restart(given))
     return asyncio.run(_run(given, lambda control: _proposed(control, given)))
 
 
@@ -72,6 +77,30 @@ async def _run(given: Any, proposed: Callable[[Control], Awaitable[Proposal]]) -
                 print(HOLD_STILL if frozen else HOLD, file=sys.stderr)
             await _until_stopped(frozen.seconds if frozen else None)
         return 0 if last.stage is Stage.DONE else 1
+
+
+async def _restart(given: Any) -> int:
+    """Nothing is sent: what the next start would be, with its command."""
+    cluster = catalog.cluster(given.cluster)
+    control = control_of(cluster, "margin", read_only=True)
+    async with control.running():
+        await settled(control, cluster, given.wait)
+        job = hooked(job_of(control.jobs.statuses.values(), control.found_jobs, given.target), "a restart")
+        found = control.restart(job)
+    words, lost = FORMATS[given.to](found.plan)
+    hosts = found.placement.hosts
+    if given.json:
+        told = {"now_s": found.now_s, "then_s": found.then_s, "hosts": hosts, "says": found.says, "words": words}
+        print(printed(told | {"plan": msgspec.to_builtins(found.plan), "lost": lost}))
+        return 0
+    print(f"{job.name}, started anew: a step of {change(found.now_s, found.then_s, 2, 's')}")
+    for line in found.says or ("Nothing would be better than the plan that runs.",):
+        print(f"  {line}")
+    print(f"Hosts in rank order (SLURM_HOSTFILE with srun -m arbitrary, or torchrun --node-rank):\n{' '.join(hosts)}")
+    print(words.rstrip())
+    for line in lost:
+        print(f"# {line}")
+    return 0
 
 
 async def settled(control: Control, cluster: Cluster, wait_s: float) -> None:

@@ -158,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
         "value",
         nargs="?",
         metavar="VALUE",
-        help="600 (W), -100, 1400MHz; halve, double, 4; microbatches; seconds; a plan",
+        help="600 (W), -100, 1400MHz; halve, double, 4; microbatches, restart; seconds; a plan",
     )
     act.add_argument(
         "--by", choices=["hook", "slurm", "processes"], default="", help="pause: who does it; default: best"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -39,12 +40,14 @@ from engine.control.dispatch import Dispatch
 from engine.control.events import Event, JobChanged, Published, TicketChanged
 from engine.control.hookless import Hookless, of_slurm, pids_of
 from engine.control.jobs import Jobs
+from engine.control.restarting import restart_of
 from engine.control.roles import Role, carried, roles
 from engine.control.watch import Watch, on_snapshot
 from engine.job.status import JobStatus
 from engine.plan.compare import Compared, alternatives
 from engine.plan.conditions import Conditions, limited, under
 from engine.plan.export import FORMATS
+from engine.plan.restart import Restart
 from engine.profile import Cluster, Plan, Policy
 from engine.telemetry.snapshot import Snapshot
 from engine.telemetry.source import NodeSource
@@ -206,10 +209,15 @@ class Control:
     async def propose_requeue(self, job: FoundJob, plan: Plan, to: str) -> Proposal:
         """Let Slurm start a job anew with the words of another plan, in the framework `to`'s form."""
         text, lost = FORMATS[to](plan)
-        words = text.replace(" \\\n", " ")  # one line, for the shell's $(cat FILE)
+        if to in ("megatron", "nemo"):
+            text = " ".join(shlex.split(text)) + "\n"  # the shell splits what $(cat FILE) gives, and unquotes nothing
         path, reads_plan = await scheduler.plan_file(self.hookless.run, job.id) if of_slurm(job) else ("", False)
-        action = Requeue(job.id, job.nodes, words, path)
+        action = Requeue(job.id, job.nodes, text, path)
         return without_hook.requeue(self._rack(), None, action, job.state, reads_plan, plan.name, tuple(lost))
+
+    def restart(self, job: JobStatus) -> Restart:
+        """What a job should be started with next time, on this minute's rack. ProfileError where it names no plan."""
+        return restart_of(job, self.cluster, self.snapshot, self.conditions())
 
     def propose_go_on(self, job: FoundJob) -> Proposal:
         """Let a job that Slurm suspended, or whose processes this console stopped, go on."""

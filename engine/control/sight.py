@@ -8,13 +8,9 @@ import numpy as np
 
 from engine.act.guard import Floats, Sight
 from engine.control import load
-from engine.control.watch import Watch
+from engine.control.watch import Watch, by_heat
 from engine.profile import Cluster
 from engine.telemetry.snapshot import NodeState, Snapshot
-
-BY_HEAT = 0x20 | 0x40
-SLOWED, BRAKED = 0x8, 0x80
-"""Throttle reasons of NVML: heat, in software or hardware; a hardware slowdown is heat unless the power brake is on."""
 
 
 def sight_of(cluster: Cluster, snapshot: Snapshot, watch: Watch, slowdown_c: Floats, links: bool) -> Sight:
@@ -22,8 +18,6 @@ def sight_of(cluster: Cluster, snapshot: Snapshot, watch: Watch, slowdown_c: Flo
     no reason to act. `slowdown_c` is the profile's, the board's own word wins; `links`: does a rule ask for them."""
     live = _live(cluster, snapshot)
     own = load.column(cluster, snapshot, "slowdown_c")
-    bits = np.nan_to_num(load.column(cluster, snapshot, "throttle")).astype(np.int64)
-    heat = ((bits & BY_HEAT) != 0) | (((bits & SLOWED) != 0) & ((bits & BRAKED) == 0))
     found = watch.forecast()
     blank = np.where(live, 0.0, np.nan)
     found = replace(found, celsius=found.celsius + blank[:, None], reaches_s=np.where(live, found.reaches_s, np.inf))
@@ -32,7 +26,7 @@ def sight_of(cluster: Cluster, snapshot: Snapshot, watch: Watch, slowdown_c: Flo
         time=snapshot.time,
         temperature_c=watch.believed_c(load.column(cluster, snapshot, "temperature_c")) + blank,
         slowdown_c=np.where(np.isnan(own), slowdown_c, own),
-        held=heat & live,
+        held=by_heat(cluster, snapshot) & live,
         xid=(np.nan_to_num(load.column(cluster, snapshot, "xid")) > 0) & live,
         link_share=share + blank,
         forecast=found,

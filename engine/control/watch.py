@@ -28,6 +28,12 @@ CAPPED = 0.97
 """From this share of its limit on a board's power does not grow with its temperature."""
 LEARNED_W = 0.04
 """Relative uncertainty of the power that the model expects after an action."""
+BY_HEAT = 0x20 | 0x40
+SLOWED, BRAKED = 0x8, 0x80
+"""Throttle reasons of NVML: heat, in software or hardware; a hardware slowdown is heat unless the power brake is on."""
+STAYS_S = 600.0
+STAYS_HOT, COOLED = 0.5, 0.25
+"""A node stays hot when heat held a GPU for more than half of the last ten minutes, and has cooled below a quarter."""
 MANY = 4
 """More GPUs of one node than this are told as one."""
 
@@ -55,6 +61,7 @@ class Watch:
         self._limit_w = np.full(n, np.inf)
         self._said, self._quiet_s, self._sure_s = np.zeros(n, bool), np.zeros(n), np.zeros(n)
         self._odd_s = np.zeros(n)
+        self._held_share, self._stays_hot = np.zeros(n), np.zeros(n, bool)
         self._names = [(node.name, slot) for node in cluster.nodes for slot in range(cluster.type_of(node).gpus)]
 
     def look(self, snapshot: Snapshot, seconds: float) -> None:
@@ -63,6 +70,8 @@ class Watch:
         watts = loads.column(self.cluster, snapshot, "power_w")
         limit_w = loads.column(self.cluster, snapshot, "power_limit_w")
         self.take(celsius, watts, limit_w, seconds)
+        self._held_share += (by_heat(self.cluster, snapshot) - self._held_share) * min(1.0, seconds / STAYS_S)
+        self._stays_hot = self._held_share > np.where(self._stays_hot, COOLED, STAYS_HOT)
 
     def take(self, celsius: Floats, watts: Floats, limit_w: Floats, seconds: float) -> None:
         """One reading of every GPU; NaN where there is none."""
@@ -142,7 +151,7 @@ class Watch:
         """Coming throttles, GPUs hotter than they should be, sensors that lie. `now` is asked only when it matters."""
         if self._forecast is None:
             return []
-        return [*self._coming(self._forecast, now), *self._odd(self._forecast), *self._lies()]
+        return [*self._coming(self._forecast, now), *self._odd(self._forecast), *self._lies(), *self._to_drain()]
 
     def _coming(self, found: Forecast, now: Callable[[], tuple[Rack, Load | None]]) -> list[Raised]:
         rows = np.flatnonzero(self._said & np.isfinite(found.reaches_s) & (found.reaches_s > 0))
@@ -179,6 +188,18 @@ class Watch:
             out.append(Raised(f"odd:{node}:{slot}", Priority.NOTICE, text, node, int(row)))
         return out
 
+    def _to_drain(self) -> list[Raised]:
+        """A node that stays hot is one to take out: advice, for a person to follow."""
+        out = []
+        rows = np.flatnonzero(self._stays_hot)
+        for node in dict.fromkeys(self._names[r][0] for r in rows):
+            worst = max((r for r in rows if self._names[r][0] == node), key=lambda r: float(self._held_share[r]))
+            drain = f"scontrol update NodeName={node} State=DRAIN Reason=heat, and " if self.cluster.slurm else ""
+            share = f"{self._held_share[worst]:.0%} of the last ten minutes"
+            text = f"{node} stays hot: heat held GPU {self._names[worst][1]} for {share}. If less work (r) does not cool it, drain it: {drain}rackside plan --without {node}"
+            out.append(Raised(f"drain:{node}", Priority.WARNING, text, node, int(worst)))
+        return out
+
     def _lies(self) -> list[Raised]:
         out = []
         for row in np.flatnonzero(self.twin.fault):
@@ -191,6 +212,13 @@ class Watch:
             if self.twin.fault[row] != observer.JUMP or self.twin.fault_s[row] >= 3:
                 out.append(Raised(f"sensor:{node}:{slot}", Priority.NOTICE, text, node, int(row)))
         return out
+
+
+def by_heat(cluster: Cluster, snapshot: Snapshot) -> npt.NDArray[np.bool_]:
+    """Where heat holds a GPU's clock now, one row a GPU of the inventory."""
+    bits = np.nan_to_num(loads.column(cluster, snapshot, "throttle")).astype(np.int64)
+    out: npt.NDArray[np.bool_] = ((bits & BY_HEAT) != 0) | (((bits & SLOWED) != 0) & ((bits & BRAKED) == 0))
+    return out
 
 
 def on_snapshot(raised: list[Raised], cluster: Cluster, snapshot: Snapshot) -> list[Raised]:

@@ -34,8 +34,10 @@ def to_megatron(plan: Plan) -> Exported:
     args += [f"--num-virtual-stages-per-pipeline-rank {p.interleave}"] if p.interleave > 1 else []
     if p.stages == "ends":
         args += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
-    elif p.stages != "even":
+    elif p.stages != "even" and p.interleave > 1:
         lost.append(f"Stages of {list(p.stages)} layers: write them as a --pipeline-model-parallel-layout of your own.")
+    elif p.stages != "even":
+        args.append(f"--pipeline-model-parallel-layout '{_layout(p.stages)}'")
     args += [f"--expert-model-parallel-size {p.expert}"] if p.expert > 1 else []
     args += ["--use-tp-pp-dp-mapping"] if p.order == "tp-cp-pp-dp" else []
     args += ["--sequence-parallel"] if p.tensor > 1 and p.sequence_parallel else []
@@ -82,6 +84,10 @@ def to_nemo(plan: Plan) -> Exported:
             "model.account_for_embedding_in_pipeline_split": True,
             "model.account_for_loss_in_pipeline_split": True,
         }
+    elif p.stages != "even" and p.interleave == 1:
+        values["model.pipeline_model_parallel_layout"] = f"'{_layout(p.stages)}'"
+    elif p.stages != "even":
+        lost.append(f"Stages of {list(p.stages)} layers: write them as a pipeline_model_parallel_layout of your own.")
     if o.activation == "selective":
         values["model.recompute_granularity"] = "selective"
     elif o.activation in ("recompute", "alternate"):
@@ -105,6 +111,11 @@ def to_torchtitan(plan: Plan) -> Exported:
         lost.append("zero 1 has no word in torchtitan: written as plain replicas; zero 3 is its way to save memory.")
     if p.interleave > 2:
         lost.append(f"interleave {p.interleave}: torchtitan takes two chunks a rank; set its layers for each stage.")
+    stages = p.stages if isinstance(p.stages, tuple) and p.interleave == 1 else ()
+    if p.stages != "even" and not stages:
+        lost.append(
+            f"stages {p.stages}: torchtitan splits layers by its own weights, or by module_fqns_per_model_part."
+        )
     if p.data is None:
         lost.append("data is not fixed in the plan: data_parallel_shard_degree -1 takes what the GPUs leave over.")
         if p.pipeline > 1:
@@ -131,6 +142,8 @@ def to_torchtitan(plan: Plan) -> Exported:
         },
         "compile": {"enable": True},
     }
+    if stages:
+        sections["parallelism"]["module_fqns_per_model_part"] = _module_names(stages)
     if plan.sequence:
         sections["training"]["seq_len"] = plan.sequence
     if o.activation == "selective":
@@ -193,6 +206,19 @@ def _order(plan: Plan) -> list[str]:
     if plan.parallelism.order == "tp-cp-dp-pp":
         return []
     return ["order tp-cp-pp-dp: this framework numbers replicas before pipeline stages, as was not predicted."]
+
+
+def _layout(stages: tuple[int, ...]) -> str:
+    """Megatron-LM's words for layers by stage: E the embedding, t a layer, L the loss."""
+    parts = [f"t*{layers}" for layers in stages]
+    return f"E{'|'.join(parts)}L"
+
+
+def _module_names(stages: tuple[int, ...]) -> list[list[str]]:
+    """torchtitan's names of the modules of each stage."""
+    firsts = [sum(stages[:i]) for i in range(len(stages))]
+    parts = [[f"layers.{first + i}" for i in range(n)] for first, n in zip(firsts, stages, strict=True)]
+    return [["tok_embeddings", *parts[0]], *parts[1:-1], [*parts[-1], "norm", "output"]]
 
 
 def _hydra(value: Any) -> str:

@@ -57,9 +57,8 @@ def place(cluster: Cluster, found: Prediction) -> Placement:
 
     Nodes below one leaf switch keep neighbouring ranks, so that no group climbs higher than it must.
     """
-    watts = _rank_w(cluster, found)
     per_node, nodes = cluster.gpus_per_node, len(cluster.nodes)
-    blocks = watts[: per_node * nodes].reshape(nodes, per_node).mean(axis=1)
+    blocks = _rank_w(cluster, found)[: per_node * nodes].reshape(nodes, per_node).mean(axis=1)
     leaves = _leaves(cluster)
     seated: list[Node | None] = [None] * nodes
     size = max(len(leaf) for leaf in leaves)
@@ -67,7 +66,13 @@ def place(cluster: Cluster, found: Prediction) -> Placement:
     for leaf, group in zip(leaves, sorted(groups, key=lambda g: (len(g) != size, -blocks[g].mean())), strict=True):
         for node, block in zip(leaf, group[np.argsort(-blocks[group], kind="stable")], strict=True):
             seated[block] = node
-    order = [node for node in seated if node is not None]
+    return seat(cluster, found, [node.name for node in seated if node is not None])
+
+
+def seat(cluster: Cluster, found: Prediction, hosts: Sequence[str]) -> Placement:
+    """The placement with the nodes in this order of ranks."""
+    by_name, per_node, watts = {n.name: n for n in cluster.nodes}, cluster.gpus_per_node, _rank_w(cluster, found)
+    order = [by_name[name] for name in hosts]
     stage = pace.stage_of_gpu(found.plan, found.dp, cluster.gpus)
     heat = _settled_c(cluster, order, watts)
     listed = _settled_c(cluster, cluster.nodes, watts)

@@ -51,6 +51,18 @@ def test_a_throttle_is_an_alarm_before_it_happens(tmp_path: Path) -> None:
     assert control.snapshot.nodes[3].rows[5] == coming[0].row
 
 
+def test_a_node_that_stays_hot_is_to_be_drained(tmp_path: Path) -> None:
+    """In the still console heat holds GPU 5 of n04: not worth a word for five minutes, and for nine it is."""
+    control = still(tmp_path).control
+    for seconds, keys in ((300, []), (240, ["drain:n04"])):
+        for _ in range(seconds):
+            control.watch.look(control.snapshot, 1.0)
+        found = [a for a in control.amiss() if a.key.startswith("drain:")]
+        assert [a.key for a in found] == keys
+    assert "heat held GPU 5 for 59% of the last ten minutes" in found[0].text
+    assert found[0].text.endswith("drain it: rackside plan --without n04")
+
+
 def test_many_gpus_of_one_node_are_one_alarm(tmp_path: Path) -> None:
     control = still(tmp_path).control
     watch = control.watch = Watch(control.cluster)
