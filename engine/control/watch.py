@@ -195,8 +195,11 @@ class Watch:
         for node in dict.fromkeys(self._names[r][0] for r in rows):
             worst = max((r for r in rows if self._names[r][0] == node), key=lambda r: float(self._held_share[r]))
             drain = f"scontrol update NodeName={node} State=DRAIN Reason=heat, and " if self.cluster.slurm else ""
-            share = f"{self._held_share[worst]:.0%} of the last ten minutes"
-            text = f"{node} stays hot: heat held GPU {self._names[worst][1]} for {share}. If less work (r) does not cool it, drain it: {drain}rackside plan --without {node}"
+            held = f"heat held GPU {self._names[worst][1]} for {self._held_share[worst]:.0%} of the last ten minutes"
+            text = (
+                f"{node} stays hot: {held}. If less work (r) does not cool it, drain it: "
+                f"{drain}rackside plan --without {node}"
+            )
             out.append(Raised(f"drain:{node}", Priority.WARNING, text, node, int(worst)))
         return out
 

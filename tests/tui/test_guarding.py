@@ -111,6 +111,7 @@ async def test_a_spike_does_nothing_and_what_is_too_hot_still_stays(inventory: P
         await until(lambda: nvml.limits() == {3: 560000}, 30)
         await until(lambda: nvml.limits() == {3: 448000}, 30, "0.8 of 0.8 of 700 W")
         nvml.write(8, gpu3_temperature=82)
+        await until(lambda: len(g.said("done")) == 2)
         seen = len(g.notes)
         await asyncio.sleep(4)  # longer than every_s and restore_after_s: nothing is to happen
         assert [n["what"] for n in g.notes[seen:] if n["what"] not in ("alarm", "cleared")] == []
