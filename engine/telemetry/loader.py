@@ -21,6 +21,7 @@ PROBE = tuple(
     for name in ("rackside_host", "rackside_values", "rackside_gpus", "rackside_leases", "rackside_probe")
 )
 """The probe's modules, each after those it imports."""
+PROGRAMS = ("rackside_probe", "rackside_keeper")
 CONSOLE = uuid.uuid4().hex
 """This process: each of its nodes runs one probe for it."""
 
@@ -46,7 +47,8 @@ for name, size in h["sources"]:
         why = repr(error)
         sys.modules[name] = None
 host = sys.modules["rackside_host"].Host(sys.modules["pynvml"], why)
-refusal = sys.modules["rackside_probe"].main(r, sys.stdout.buffer, host, h["interval_s"], h["console"])
+program = sys.modules[h.get("program", "rackside_probe")]
+refusal = program.main(r, sys.stdout.buffer, host, h["interval_s"], h["console"])
 if refusal:
     sys.exit(refusal)
 os._exit(0)  # the thread that waits for input would hold up an orderly end
@@ -58,27 +60,30 @@ def probe_command() -> str:
     return f"exec env LC_ALL=C PATH=\"$PATH:/usr/bin:/usr/local/bin:/bin\" python3 -u -c '{BOOTSTRAP}'"
 
 
-def probe_payload(interval_s: float, node: str) -> bytes:
-    """What goes to standard input before any command; about 60 KB."""
-    boot, sources = _code()
+def probe_payload(interval_s: float, node: str, keeper: bool = False) -> bytes:
+    """What goes to standard input before any command; about 60 KB. `keeper`: only hold limits of AMD boards."""
+    boot, sources = _code(keeper)
+    name = f"{node} keeper" if keeper else node
     header = {
+        "program": PROGRAMS[keeper],
         "rackside": 1,
         "boot": len(boot),
         "sources": [[name, len(data)] for name, data in sources],
         "interval_s": interval_s,
-        "console": f"{CONSOLE}-{hashlib.sha256(node.encode()).hexdigest()[:12]}",
+        "console": f"{CONSOLE}-{hashlib.sha256(name.encode()).hexdigest()[:12]}",
     }
     return json.dumps(header).encode() + b"\n" + boot + b"".join(data for _, data in sources)
 
 
-@lru_cache(maxsize=1)
-def _code() -> tuple[bytes, list[tuple[str, bytes]]]:
+@lru_cache(maxsize=2)
+def _code(keeper: bool) -> tuple[bytes, list[tuple[str, bytes]]]:
     found = find_spec("pynvml")
     if found is None or found.origin is None:
         raise RuntimeError("the package nvidia-ml-py is not installed beside rackside")
     boot = zlib.compress(BOOT.encode(), 9)
-    return boot, [(name, zlib.compress(path.read_bytes(), 9)) for name, path in _sources(Path(found.origin))]
+    return boot, [(name, zlib.compress(path.read_bytes(), 9)) for name, path in _sources(Path(found.origin), keeper)]
 
 
-def _sources(pynvml: Path) -> list[tuple[str, Path]]:
-    return [("pynvml", pynvml), *((path.stem, path) for path in PROBE)]
+def _sources(pynvml: Path, keeper: bool) -> list[tuple[str, Path]]:
+    more = [PROBE[0].with_name(f"{PROGRAMS[True]}.py")] if keeper else []
+    return [("pynvml", pynvml), *((path.stem, path) for path in (*PROBE, *more))]

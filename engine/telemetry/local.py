@@ -7,8 +7,10 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
+from engine.telemetry.keeper import Keeper
 from engine.telemetry.loader import BOOTSTRAP, probe_payload
 from engine.telemetry.reading import Result
 from engine.telemetry.session import Session
@@ -51,10 +53,16 @@ class LocalSource:
         if heard.instead:
             skip = "" if heard.instead.startswith("the module") else TOOLS[0]
             process = await self._start("sh", "-s")
-            session = ShellSession(self.name, _output(process), store, self._interval_s, heard.instead)
+            keeper = Keeper(self.name, self._python)
+            session = ShellSession(self.name, _output(process), store, self._interval_s, heard.instead, keeper)
             await self._follow(process, session, shell_payload(*self._named, skip))
             if session.state.refusal:
                 raise SourceError(session.state.refusal, slow=True)
+
+    async def _python(self) -> tuple[Reader, Writer, Callable[[], None]]:
+        """This interpreter, that waits for a program."""
+        process = await self._start(sys.executable, "-u", "-c", BOOTSTRAP)
+        return _output(process), _input(process), _input(process).close
 
     @property
     def _named(self) -> tuple[float, str]:

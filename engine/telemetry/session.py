@@ -70,6 +70,7 @@ class Session:
             return
         self._skipped = 0
         if isinstance(record, Result):
+            self.greeted = True  # a keeper says nothing before it is asked
             future = self._waiting.get(record.result)
             if future is not None and not future.done():
                 future.set_result(record)

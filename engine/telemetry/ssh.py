@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncssh
 
+from engine.telemetry.keeper import Keeper
 from engine.telemetry.loader import probe_command, probe_payload
 from engine.telemetry.reading import Result
 from engine.telemetry.session import Session
@@ -208,7 +209,8 @@ class SshSource:
     ) -> None:
         """Run the shell reader. When it ends by itself, Python is tried again first."""
         process = await connection.create_process(shell_command(), encoding=None, stderr=asyncssh.PIPE)
-        session = ShellSession(self.name, process.stdout, store, self._interval_s, because)
+        keeper = Keeper(self.name, lambda: _python(connection)) if skip or because.startswith("the module") else None
+        session = ShellSession(self.name, process.stdout, store, self._interval_s, because, keeper)
         payload = shell_payload(self._interval_s, self.name, skip)
         status, words = await self._run(process, session, payload, backoff)
         if status is not None:
@@ -311,6 +313,17 @@ class SshSource:
             why = error.reason if isinstance(error, asyncssh.Error) else str(error)
             raise SourceError(f"the job's socket {clean(path)} on {self._host} does not open: {clean(why)}") from None
         return _Incoming(reader), writer
+
+
+async def _python(
+    connection: asyncssh.SSHClientConnection,
+) -> tuple[Reader, Writer, Callable[[], None]]:
+    """Python on the node, that waits for a program."""
+    try:
+        process = await connection.create_process(probe_command(), encoding=None, stderr=asyncssh.DEVNULL)
+    except asyncssh.Error as error:
+        raise SourceError(f"no program can be started there: {error.reason}") from None
+    return _Incoming(process.stdout), process.stdin, process.close
 
 
 async def _last_of(stderr: asyncssh.SSHReader[bytes]) -> str:

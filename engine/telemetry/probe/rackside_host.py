@@ -327,6 +327,15 @@ class Host(System):
         except (OSError, IOError):
             return None
 
+    def write(self, path, text):
+        """Whether a file of the kernel took it."""
+        try:
+            with open(path, "w") as file:
+                file.write(text)
+            return True
+        except (OSError, IOError):
+            return False
+
     def list(self, path):
         try:
             return sorted(os.listdir(path))
@@ -377,12 +386,10 @@ class Host(System):
                     pass
         return out
 
-    def run(self, argv, timeout_s):
-        """Run a program without a shell: (exit status, what it said)."""
+    def run(self, argv, timeout_s, said=b""):
+        """Run a program without a shell, with `said` as its input: (exit status, what it said)."""
         try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s
-            )
+            done = subprocess.run(argv, input=said, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s)
             return done.returncode, done.stdout.decode("utf-8", "replace")
         except subprocess.TimeoutExpired:
             return 124, "no answer within %d s" % timeout_s

@@ -8,8 +8,6 @@ held.
 
 import json
 
-from rackside_gpus import Gpus
-
 ERROR_NO_PERMISSION = 4
 ERROR_UNSUPPORTED = 3
 CLOCK_SLACK_MHZ = 45
@@ -179,13 +177,15 @@ def sudo(host, gpu, words, what):
 class Leases(object):
     """All that is held. `say` prints a record to the console."""
 
-    def __init__(self, gpus, host, say):
+    def __init__(self, gpus, host, say, kinds):
         self.host, self.say = host, say
-        self.kinds = {kind.name: kind(gpus, host) for kind in (Power, Clock, Stopped)}
+        self.kinds = {kind.name: kind(gpus, host) for kind in kinds}
         self.held = {}
 
     def set(self, kind_name, wanted, lease_s, operator):
         """Set every value of {index: value} or none: (state, {index: {before, asked, now}}, reason)."""
+        if kind_name not in self.kinds:
+            return "failed", {}, "this node's processes cannot be stopped from here"
         kind, done, report = self.kinds[kind_name], [], {}
         reason = self._taken(kind_name, wanted, lease_s)
         was = dict(self.held)
@@ -312,19 +312,20 @@ class Leases(object):
         self.host.keep(json.dumps(list(self.held.values())))
 
 
-def give_back(host, kept):
+def give_back(host, kept, gpus_of, kinds):
     """Give back what a probe that is no more held: `kept` as it was left. For the heir and for the next probe. Whether
     all of it was seen: what is on boards that this program does not see is left to one that does."""
+    by_name = {kind.name: kind for kind in kinds}
     try:
-        leases = [lease for lease in json.loads(kept) if lease["kind"] in ("power", "clock", "stop")]
+        leases = [lease for lease in json.loads(kept) if isinstance(lease["kind"], str)]
     except (ValueError, TypeError, KeyError):
         return True  # cut short or not ours: nothing is touched on a guess
-    seen, gpus = True, Gpus(host)
+    seen, gpus = True, gpus_of(host)
     if leases:
         gpus.discover()
     for lease in leases:
-        kind = {"power": Power, "clock": Clock, "stop": Stopped}[lease["kind"]](gpus, host)
-        index = kind.index_of(lease)
+        kind = by_name[lease["kind"]](gpus, host) if lease["kind"] in by_name else None
+        index = None if kind is None else kind.index_of(lease)
         if index is None:
             seen = False
         elif kind.ours(index, lease):

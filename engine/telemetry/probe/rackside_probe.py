@@ -14,7 +14,7 @@ import signal
 import threading
 
 from rackside_gpus import Gpus
-from rackside_leases import Leases, give_back
+from rackside_leases import Clock, Leases, Power, Stopped, give_back
 from rackside_values import mega
 
 VERSION = 1
@@ -26,16 +26,17 @@ SLOW_TICKS = 10
 SETS = {"power_limit": "power", "clock_lock": "clock", "stop": "stop"}
 
 
-def main(stdin, stdout, host, interval_s=1.0, console=""):
+def main(stdin, stdout, host, interval_s=1.0, console="", program=None):
     """Run until `stdin` ends. `stdin` and `stdout` are binary streams. A sentence when it must not run."""
-    host.leave_heir(lambda kept: give_back(host, kept))
+    program = program or Probe
+    host.leave_heir(lambda kept: give_back(host, kept, program.gpus_of, program.kinds))
     refusal = host.claim(console) if console else ""
     if refusal:
         return refusal
     for path, kept in host.orphans():
-        if give_back(host, kept):
+        if give_back(host, kept, program.gpus_of, program.kinds):
             host.forget(path)
-    Probe(stdin, stdout, host, interval_s).run()
+    program(stdin, stdout, host, interval_s).run()
     return ""
 
 
@@ -50,12 +51,15 @@ def _end(signum, frame):
 class Probe(object):
     """One node's reader. Everything happens on the thread that calls `run`; another only waits for input lines."""
 
+    gpus_of = Gpus
+    kinds = (Power, Clock, Stopped)
+
     def __init__(self, stdin, stdout, host, interval_s):
         self.stdout, self.host, self.interval_s = stdout, host, float(interval_s)
         self.lines = queue.Queue()
-        self.gpus, self.seq, self.trouble = Gpus(host), 0, None
+        self.gpus, self.seq, self.trouble = self.gpus_of(host), 0, None
         self.next_try = 0.0
-        self.leases = Leases(self.gpus, host, self._print)
+        self.leases = Leases(self.gpus, host, self._print, self.kinds)
         self.results, self.order = {}, []
         self.links_told, self.errors_told, self.counted = None, None, {}
         reader = threading.Thread(target=self._listen, args=(stdin,), name="rackside-input")
@@ -205,13 +209,15 @@ class Probe(object):
 
     def _examine(self):
         """What this user may do on this node. Nothing is changed."""
+        found = {"may_limit": self._may(), "user": self.host.user()}
+        return {"state": "done", "gpus": {}, "reason": "", "found": found}
+
+    def _may(self):
+        """Whether limits may be set here, in words."""
         if self.host.is_root():
-            may = "yes, as root"
-        else:
-            command = ["sudo", "-n", "-l", "nvidia-smi", "-i", "0", "-pl", "500"]
-            status, said = self.host.run(command, 10.0)
-            may = "yes, by sudo" if status == 0 else "no: %s" % (said.strip()[-120:] or "sudo refuses")
-        return {"state": "done", "gpus": {}, "reason": "", "found": {"may_limit": may, "user": self.host.user()}}
+            return "yes, as root"
+        status, said = self.host.run(["sudo", "-n", "-l", "nvidia-smi", "-i", "0", "-pl", "500"], 10.0)
+        return "yes, by sudo" if status == 0 else "no: %s" % (said.strip()[-120:] or "sudo refuses")
 
     def _set(self, command):
         """All of the command or none of it."""

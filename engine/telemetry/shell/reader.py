@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.telemetry.keeper import Keeper
 from engine.telemetry.reading import FRAME, Hello, ReadingState, Result, Tick
 from engine.telemetry.shell.gpus import MOST_GPUS, Gpus
 from engine.telemetry.shell.links import Links
@@ -113,6 +114,10 @@ class ShellReader:
     @property
     def skipped(self) -> int:
         return self._lines.skipped
+
+    def boards(self) -> dict[int, str]:
+        """The PCI address of each GPU by its index, where it is told."""
+        return {slot.index: slot.bus_id for slot in self._gpus.slots if slot.bus_id}
 
     @property
     def answered(self) -> bool:
@@ -305,10 +310,12 @@ def _same(one: GpuReport, other: GpuReport) -> bool:
 
 
 class ShellSession:
-    """One running shell reader: its output to the store until it ends. It takes no commands."""
+    """One running shell reader: its output to the store until it ends. Commands go to the `keeper`, if there is one."""
 
-    def __init__(self, node: str, reader: Reader, store: Store, interval_s: float, because: str) -> None:
-        self._node, self._reader, self._store = node, reader, store
+    def __init__(
+        self, node: str, reader: Reader, store: Store, interval_s: float, because: str, keeper: Keeper | None = None
+    ) -> None:
+        self._node, self._reader, self._store, self._keeper = node, reader, store, keeper
         self.state = ShellReader(node, store, interval_s, because)
 
     @property
@@ -336,6 +343,8 @@ class ShellSession:
             raise SourceError(f"no shell answers there within {FIRST_WORD_S:.0f} s") from None
         finally:
             watching.cancel()
+            if self._keeper is not None:
+                await self._keeper.close()
 
     async def _watch(self) -> None:
         """Say so when the tool does not answer even once. It is left alone: none is started beside it."""
@@ -345,7 +354,9 @@ class ShellSession:
             self._store.set_state(self._node, NodeState.ERROR, reason, time.time())
 
     async def command(self, command: dict[str, Any], timeout_s: float) -> Result:
-        """Limits and leases need the probe."""
+        """Limits and leases need a program on the node."""
+        if self._keeper is not None and self.state.reader in AMD_TOOLS:
+            return await self._keeper.command(command, self.state.boards(), timeout_s)
         reader = self.state.reader if self.state.reader in TOOLS else "a shell"
         return Result(str(command["id"]), "failed", NO_LEASES.format(reader=reader))
 
