@@ -387,8 +387,8 @@ async def test_this_very_machine_with_amds_tools_alone(tools: Tools, monkeypatch
         status = await watched.reaches(NodeState.LIVE)
         assert (status.reader, values(watched.snapshot(), "temperature_c")) == ("rocm-smi", [61])
         assert "NVIDIA driver" in status.because
-        answer = await source.command({"do": "power_limit", "id": "x"}, 1.0)
-        assert "read through rocm-smi" in answer.reason
+        answer = await source.command({"do": "power_limit", "id": "x", "gpus": {"0": 300}, "lease_s": 9}, 15.0)
+        assert "there is no such AMD GPU on this node" in answer.reason, "the kernel here shows none"
 
 
 def instinct(index: int, hotspot: Any, watts: float) -> dict[str, Any]:
