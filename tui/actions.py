@@ -34,6 +34,8 @@ ACTIONS = (
     KeyAction("go_to_alarm", "enter", "Alarm: go there", "Put the racks' cursor where the alarm is.", "Alarms"),
     KeyAction("next_pane", "tab", "Next pane", "The next of the four panes.", "See"),
     KeyAction("metric", "c", "Colour by", "Colour the racks by the next metric.", "See"),
+    KeyAction("zoom_in", "plus", "Closer", "Draw the racks larger: nodes, GPUs, figures.", "See"),
+    KeyAction("zoom_out", "minus", "Farther", "Draw the racks smaller: a character a GPU, or a node.", "See"),
     KeyAction("hottest", "x", "Hottest GPU", "Put the cursor on the hottest GPU.", "See"),
     KeyAction("next_job", "s", "Next job", "Select the next job: m and r act on it.", "See"),
     KeyAction("links_scope", "n", "Links: node or all", "Links of the selected node, or of all nodes.", "See"),

@@ -36,6 +36,7 @@ from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
 from tui.widgets.elevation import Elevation
+from tui.widgets.layout import GAP, RACK_WIDTH
 from tui.widgets.links import Links
 from tui.widgets.pane import Pane
 from tui.widgets.plans import Plans
@@ -44,6 +45,8 @@ PANES = ("gpu", "links", "plans", "alarms")
 Breakpoints = list[tuple[int, str]]
 REPLAN_S = 10.0
 """How often the state of the rack is looked at for plans that it would change."""
+NARROW, LEAST_LEFT, LEFT_SHARE = 60, 24, 0.5
+"""Below this width the racks stand alone; else they take what they need, up to this share."""
 WIDE, TALL = 150, 40
 """From this size on all panes stand on the screen together."""
 
@@ -94,15 +97,13 @@ class RacksideApp(App[None]):
             name: VerticalScroll(body, id=f"pane-{name}", classes="pane", can_focus=False)
             for name, body in bodies.items()
         }
+        self.left = Vertical(self.legend, self.racks, id="left")
         self.right = Vertical(*self.panes.values(), id="right")
 
     def compose(self) -> ComposeResult:
         yield self.site
         with Horizontal(id="middle"):
-            with Vertical(id="left") as left:
-                left.styles.max_width = max(24, len(self.racks.columns) * 23 + 2)
-                yield self.legend
-                yield self.racks
+            yield self.left
             yield self.right
         yield self.job_line
         yield self.action_line
@@ -179,6 +180,11 @@ class RacksideApp(App[None]):
         """All panes on a large screen, one on a usual one, none beside the racks on a narrow one."""
         everything = size.width >= WIDE and size.height >= TALL
         self.right.set_class(everything, "-all")
+        racks = len({node.rack for node in self.control.cluster.nodes})
+        room = size.width if size.width < NARROW else max(LEAST_LEFT, int(size.width * LEFT_SHARE))
+        self.left.styles.width = (
+            max(1, min(room, max(LEAST_LEFT, racks * (RACK_WIDTH + GAP)))) if room < size.width else room
+        )
         for name, pane in self.panes.items():
             pane.display = everything or name == self.pane
 
@@ -247,6 +253,12 @@ class RacksideApp(App[None]):
     def action_metric(self) -> None:
         self.racks.metric = METRICS[(METRICS.index(self.racks.metric) + 1) % len(METRICS)]
         self._draw_lines()
+
+    def action_zoom_in(self) -> None:
+        self.racks.closer(1)
+
+    def action_zoom_out(self) -> None:
+        self.racks.closer(-1)
 
     def action_hottest(self) -> None:
         celsius = self.control.snapshot.gpus["temperature_c"]

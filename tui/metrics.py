@@ -28,6 +28,13 @@ class Metric:
     values: Callable[[GpuTable], Floats]
     cell: Callable[[float], str]
 
+    def digit(self, value: float) -> str:
+        """One character for a value: the tens of a temperature, else its share of the span in tenths."""
+        if self.key == "throttle":
+            return "-cH"[int(value)]
+        share = value / 10 if self.key == "temperature" else 10 * (value - self.low) / (self.high - self.low)
+        return str(max(0, min(9, int(share))))
+
 
 def _column(name: str) -> Callable[[GpuTable], Floats]:
     return lambda table: table[name]

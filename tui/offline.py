@@ -183,6 +183,12 @@ def bench(given: Any) -> int:
         polled = poll_many(given.nodes, given.seconds)
         print(printed(polled) if given.json else bench_poll.text(polled))
         return 0
+    if given.what == "tui":
+        from tui import tui_bench
+
+        seen = tui_bench.measure(given.gpus, given.seconds)
+        print(printed(seen) if given.json else tui_bench.text(seen))
+        return 0
     if given.what == "guard":
         from tui import guard_bench
 

@@ -3,9 +3,10 @@ read it too; a terminal of 16 colours gets eight of its own, one without colours
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 from rich.color import Color
 from rich.style import Style
 
@@ -30,9 +31,9 @@ def style_of(level: int, selected: bool, mark: bool) -> Style:
     return style + Style(reverse=True, bold=True) if selected else style
 
 
-def level_of(value: float, low: float, high: float) -> int:
-    """0..15 for a value between low and high (clamped), -1 for NaN."""
-    if math.isnan(value) or high <= low:
-        return -1
-    share = (value - low) / (high - low)
-    return max(0, min(LEVELS - 1, int(share * LEVELS)))
+def levels_of(values: npt.NDArray[np.float64], low: float, high: float) -> npt.NDArray[np.int64]:
+    """0..15 for each value between low and high (clamped), -1 for NaN."""
+    if high <= low:
+        return np.full(len(values), -1)
+    levels = np.clip((values - low) / (high - low) * LEVELS, 0, LEVELS - 1)
+    return np.where(np.isnan(values), -1, np.nan_to_num(levels)).astype(np.int64)

@@ -64,8 +64,9 @@ def _heat(snapshot: Snapshot, policy: Policy, slowdown_c: Sequence[float], stand
     own = table["slowdown_c"]
     points = np.where(np.isnan(own), np.asarray(slowdown_c, float), own)
     hot = [rule for rule in policy.rules if rule.when.hot]
-    lowest = min((r.when.severity(float(np.nanmin(points, initial=200.0))) for r in hot), default=np.inf)
-    for row in np.flatnonzero(celsius > lowest - DEADBAND_K - 50):
+    kinds, of = np.unique(points, return_inverse=True)
+    lowest = np.array([min((r.when.severity(float(p)) for r in hot), default=np.inf) for p in kinds])
+    for row in np.flatnonzero(celsius > lowest[of] - DEADBAND_K):
         key = f"heat:{table.node[row]}:{table.index[row]}"
         band = DEADBAND_K if key in standing else 0.0
         rule = policy.rule_for(float(celsius[row]) + band, float(points[row]))

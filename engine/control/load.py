@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from engine.act import effect
 from engine.act.effect import Load, Rack
@@ -71,8 +72,20 @@ def rack_now(cluster: Cluster, snapshot: Snapshot, settled_c: effect.Floats, cha
     )
 
 
-def inventory_rows(cluster: Cluster, snapshot: Snapshot) -> tuple[list[int], list[int]]:
+def inventory_rows(cluster: Cluster, snapshot: Snapshot) -> tuple[Rows, Rows]:
     """Pairs of (row in the inventory, row in the snapshot): a node may show fewer GPUs than its type has."""
+    global _last_rows
+    if _last_rows is None or _last_rows[0] is not cluster or _last_rows[1] is not snapshot.nodes:
+        _last_rows = (cluster, snapshot.nodes, _rows(cluster, snapshot))
+    return _last_rows[2]
+
+
+Rows = npt.NDArray[np.intp]
+_last_rows: tuple[Cluster, object, tuple[Rows, Rows]] | None = None
+"""Those of the snapshot that was asked for last: each is asked for a dozen times."""
+
+
+def _rows(cluster: Cluster, snapshot: Snapshot) -> tuple[Rows, Rows]:
     ours, theirs, first = [], [], 0
     for node, status in zip(cluster.nodes, snapshot.nodes, strict=True):
         gpus = cluster.type_of(node).gpus
@@ -81,7 +94,7 @@ def inventory_rows(cluster: Cluster, snapshot: Snapshot) -> tuple[list[int], lis
                 ours.append(first + slot)
                 theirs.append(row)
         first += gpus
-    return ours, theirs
+    return np.asarray(ours, np.intp), np.asarray(theirs, np.intp)
 
 
 def replica_rows(status: JobStatus, cluster: Cluster, snapshot: Snapshot, plan: Plan | None) -> effect.Ints | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -161,9 +162,10 @@ class Watch:
         what = ""
         if cost and cost.step_s and cost.slowed_step_s and cost.slowed_step_s > 1.005 * cost.step_s:
             what = f"; the job's step would go from {cost.step_s:.2f} to {cost.slowed_step_s:.2f} s"
-        out = []
-        for node in dict.fromkeys(self._names[r][0] for r in rows):
-            of = sorted((r for r in rows if self._names[r][0] == node), key=lambda r: float(found.reaches_s[r]))
+        out, by_node = [], defaultdict[str, list[int]](list)
+        for row in rows[np.argsort(found.reaches_s[rows], kind="stable")]:
+            by_node[self._names[row][0]].append(int(row))
+        for node, of in by_node.items():
             for group in [of] if len(of) > MANY else [[r] for r in of]:
                 first = group[0]
                 slot, soon = self._names[first][1], found.reaches_s[first]
@@ -204,12 +206,13 @@ class Watch:
         return out
 
     def _lies(self) -> list[Raised]:
-        out = []
-        for row in np.flatnonzero(self.twin.fault):
+        out, rows = [], np.flatnonzero(self.twin.fault)
+        own_c = observer.junction_c(self.twin) if len(rows) else self.twin.last_c
+        for row in rows:
             node, slot = self._names[row]
             text = (
                 f"{node} GPU {slot}: its temperature reading {WORDS[self.twin.fault[row]]} "
-                f"({self.twin.last_c[row]:.0f} C; the twin has {observer.junction_c(self.twin)[row]:.0f} C) "
+                f"({self.twin.last_c[row]:.0f} C; the twin has {own_c[row]:.0f} C) "
                 "and is not believed"
             )
             if self.twin.fault[row] != observer.JUMP or self.twin.fault_s[row] >= 3:

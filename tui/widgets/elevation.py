@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -19,14 +18,12 @@ from textual.strip import Strip
 
 from engine.profile import Cluster
 from engine.telemetry.snapshot import NodeState, NodeStatus, Snapshot
-from tui.metrics import HELD_BACK, METRICS, Floats, Metric
-from tui.ramp import level_of, style_of
+from tui.metrics import HELD_BACK, METRICS, Metric
+from tui.ramp import levels_of, style_of
+from tui.widgets.layout import CELL, NAME, PER_ROW, Block, Kind, Layout, Spot, Zoom, fitting, lay_out, visible
 
-CELL = 5
-PER_ROW = 4
-RACK_WIDTH = CELL * PER_ROW + 1
-NODE_LINES = 3
-PLAIN = Style.null()
+PLAIN, DIM = Style.null(), Style(dim=True)
+RACK = Style(bold=True, underline=True)
 
 STATE_MARK = {
     NodeState.CONNECTING: ("~", Style(color="bright_cyan")),
@@ -35,37 +32,23 @@ STATE_MARK = {
     NodeState.DOWN: ("x", Style(color="red", bold=True)),
     NodeState.ERROR: ("!", Style(color="red", bold=True)),
 }
+READ = (NodeState.LIVE, NodeState.STALE)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A node on the drawing: column and first line, number in the cluster, first GPU slot and count."""
-
-    x: int
-    y: int
-    node: int
-    gpus: int
+@lru_cache(maxsize=4096)
+def _cell(text: str, level: int, chosen: bool, held: bool) -> Segment:
+    left, right = ("[", "]") if chosen else (("!", "!") if held else (" ", " "))
+    return Segment(f"{left}{text[:3]:>3}{right}", style_of(level, chosen, held))
 
 
-def place(cluster: Cluster) -> tuple[list[Placed], dict[str, int], int]:
-    """Where each node is drawn: racks side by side, the highest unit on top. Returns racks' columns and the height."""
-    racks: dict[str, list[int]] = {}
-    for number, node in enumerate(cluster.nodes):
-        racks.setdefault(node.rack, []).append(number)
-    placed, columns, height = [], {}, 1
-    for column, (rack, numbers) in enumerate(racks.items()):
-        columns[rack] = column * (RACK_WIDTH + 2)
-        y = 1
-        for number in sorted(numbers, key=lambda n: -cluster.nodes[n].u):
-            gpus = cluster.type_of(cluster.nodes[number]).gpus
-            placed.append(Placed(columns[rack], y, number, gpus))
-            y += 1 + -(-gpus // PER_ROW)
-        height = max(height, y)
-    return placed, columns, height
+@lru_cache(maxsize=1024)
+def _dot(text: str, level: int, chosen: bool, held: bool) -> Segment:
+    return Segment(text, style_of(level, chosen, held))
 
 
 class Elevation(ScrollView, can_focus=True):
-    """The racks. The cursor is one GPU; arrows and hjkl move it, a click puts it."""
+    """The racks. The cursor is one GPU; arrows and hjkl move it, a click puts it. Drawn as large as fits, until the
+    zoom is chosen by hand."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "move(-1, 0)", "left", show=False),
@@ -90,17 +73,42 @@ class Elevation(ScrollView, can_focus=True):
     def __init__(self, cluster: Cluster, plain: bool, id: str) -> None:
         super().__init__(id=id)
         self.cluster, self.plain = cluster, plain
-        self.placed, self.columns, height = place(cluster)
-        self._lines: dict[int, list[Placed]] = {}
-        for node in self.placed:
-            for line in range(node.y, node.y + 1 + -(-node.gpus // PER_ROW)):
-                self._lines.setdefault(line, []).append(node)
-        self.virtual_size = Size(len(self.columns) * (RACK_WIDTH + 2), height)
+        self.zoom: Zoom | None = None
+        """As it was chosen; None: whatever fits."""
+        self._layout_: Layout = lay_out(cluster, Zoom.FULL, 10**6)
         self._snapshot: Snapshot | None = None
-        self._values: Floats = np.array([])
-        self._held: npt.NDArray[np.bool_] = np.array([], bool)
+        self._values: list[float] = []
+        self._levels: list[int] = []
+        self._held: list[bool] = []
         self._alarmed: frozenset[int] = frozenset()
-        self.cursor = (self.placed[0].node, 0) if self.placed else (0, 0)
+        self._drawn: dict[int, Strip] = {}
+        self._view = (0, 0, 0)
+        """The lines that were drawn, and for which scroll offset and width."""
+        self._place()
+        top = self._layout_.rows[0] if self._layout_.rows else None
+        self.cursor = (0, 0) if top is None else self._gpu_at(self._layout_.spots[top][0])
+
+    def _place(self) -> None:
+        self.virtual_size = Size(self._layout_.width, self._layout_.height)
+        self._drawn = {}
+        self.refresh()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.fit(event.size)
+
+    def fit(self, size: Size) -> None:
+        """Lay the racks out for a size."""
+        if self.zoom is None:
+            self._layout_ = fitting(self.cluster, size.width, size.height)
+        else:
+            self._layout_ = lay_out(self.cluster, self.zoom, size.width)
+        self._place()
+        self._into_view()
+
+    def closer(self, by: int) -> None:
+        """Zoom in or out, from what is drawn now."""
+        self.zoom = Zoom(max(Zoom.NODES, min(Zoom.FULL, self._layout_.zoom + by)))
+        self.fit(self.size)
 
     def show(self, snapshot: Snapshot, alarmed: frozenset[int]) -> None:
         """Draw another snapshot; `alarmed` are rows that carry a mark."""
@@ -111,106 +119,162 @@ class Elevation(ScrollView, can_focus=True):
         self._recolour()
 
     def watch_cursor(self, cursor: tuple[int, int]) -> None:
-        place_of = self._cell_region(*cursor)
-        if place_of is not None and self.is_mounted:
-            self.scroll_to_region(place_of, animate=False, force=True)
-        self.refresh()
+        self._into_view()
+        self._changed()
         self.post_message(self.Selected(*cursor))
+
+    def _into_view(self) -> None:
+        spot = self._layout_.spot(*self.cursor)
+        if spot is not None and self.is_mounted:
+            above = 1 if self._layout_.zoom is Zoom.FULL else 0  # the node's title, too
+            self.scroll_to_region(Region(spot.x, spot.y - above, spot.width, 1 + above), animate=False, force=True)
 
     def _recolour(self) -> None:
         if self._snapshot is not None:
             table = self._snapshot.gpus
-            self._values = self.metric.values(table)
+            values = self.metric.values(table)
             bits = np.nan_to_num(table["throttle"]).astype(np.int64)
-            self._held = (bits & (HELD_BACK & ~0x4)) != 0
-        self.refresh()
+            held = (bits & (HELD_BACK & ~0x4)) != 0
+            held[[row for row in self._alarmed if row < len(held)]] = True
+            self._values, self._held = values.tolist(), held.tolist()
+            self._levels = levels_of(values, self.metric.low, self.metric.high).tolist()
+        self._changed()
+
+    # Drawing.
+
+    def _changed(self) -> None:
+        """Have the lines drawn again that look otherwise now: a slow line to the terminal carries no more than that."""
+        before, view = self._drawn, self._view
+        self._drawn = {}
+        if not before or view != self._in_view:
+            self.refresh()
+            return
+        for y, strip in before.items():
+            if self.render_line(y) != strip:
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    @property
+    def _in_view(self) -> tuple[int, int, int]:
+        return (*self.scroll_offset, self.size.width)
 
     def render_line(self, y: int) -> Strip:
-        line = y + self.scroll_offset.y
-        x, segments = 0, []
-        if line == 0:
-            for rack, column in self.columns.items():
-                segments.append(Segment(" " * (column - x), PLAIN))
-                segments.append(Segment(f" {rack}"[:RACK_WIDTH].ljust(RACK_WIDTH), Style(bold=True, underline=True)))
-                x = column + RACK_WIDTH
-        for node in self._lines.get(line, []):
-            if node.x > x:
-                segments.append(Segment(" " * (node.x - x), PLAIN))
-            row = line - node.y
-            segments += self._title(node) if row == 0 else self._cells(node, row - 1)
-            x = node.x + RACK_WIDTH
+        if self._view != self._in_view:
+            self._view, self._drawn = self._in_view, {}
+        known = self._drawn.get(y)
+        if known is None:
+            known = self._drawn[y] = self._line(y + self.scroll_offset.y)
+        return known
+
+    def _line(self, line: int) -> Strip:
+        """What stands in view on a line of the drawing: racks left and right of it cost nothing."""
+        first, width = self.scroll_offset.x, self.size.width
+        segments: list[Segment] = []
+        blocks = visible(self._layout_.lines.get(line, []), first, width)
+        x = begins = blocks[0].x if blocks else first
+        for block in blocks:
+            if block.x > x:
+                segments.append(Segment(" " * (block.x - x), PLAIN))
+            drawn = self._block(block)
+            segments += drawn
+            x = block.x + sum(len(s.text) for s in drawn)
+        if begins > first:
+            segments.insert(0, Segment(" " * (begins - first), PLAIN))
+            begins = first
         strip = Strip(segments or [Segment(" ", PLAIN)])
-        return strip.crop(self.scroll_offset.x, self.scroll_offset.x + self.size.width).extend_cell_length(
-            self.size.width, PLAIN
-        )
+        return strip.crop(first - begins, first - begins + width).extend_cell_length(width, PLAIN)
 
-    def _status(self, node: Placed) -> NodeStatus | None:
-        return self._snapshot.nodes[node.node] if self._snapshot else None
+    def _block(self, block: Block) -> list[Segment]:
+        if block.kind is Kind.RACK:
+            return [Segment(f" {block.rack}"[: block.width].ljust(block.width), RACK)]
+        if block.kind is Kind.TITLE:
+            return self._title(block)
+        if block.kind is Kind.CELLS:
+            return self._cells(block)
+        if block.kind is Kind.DOTS:
+            return [self._gpu_dot(block.nodes[0], slot) for slot in range(block.count)]
+        name = f"{block.rack[: NAME - 1]:<{NAME}}"
+        return [Segment(name, DIM), *(self._node_dot(node) for node in block.nodes)]
 
-    def _title(self, node: Placed) -> list[Segment]:
+    def _status(self, node: int) -> NodeStatus | None:
+        return self._snapshot.nodes[node] if self._snapshot else None
+
+    def _title(self, block: Block) -> list[Segment]:
+        (node,) = block.nodes
         status = self._status(node)
         state = status.state if status else NodeState.CONNECTING
         mark, style = STATE_MARK[state]
-        profile = self.cluster.nodes[node.node]
+        profile = self.cluster.nodes[node]
         word = "" if state is NodeState.LIVE else state.value
-        text = f" {profile.name} {word}"[: RACK_WIDTH - 7].ljust(RACK_WIDTH - 6)
+        text = f" {profile.name} {word}"[: block.width - 7].ljust(block.width - 6)
         return [
             Segment(mark, style),
-            Segment(text, Style(dim=state is not NodeState.LIVE)),
-            Segment(f"u{profile.u:<4}", Style(dim=True)),
+            Segment(text, PLAIN if state is NodeState.LIVE else DIM),
+            Segment(f"u{profile.u:<4}", DIM),
         ]
 
-    def _cells(self, node: Placed, row: int) -> list[Segment]:
-        status = self._status(node)
+    def _cells(self, block: Block) -> list[Segment]:
+        (node,) = block.nodes
         segments = [Segment(" ", PLAIN)]
-        for slot in range(row * PER_ROW, (row + 1) * PER_ROW):
-            if slot >= node.gpus:
-                segments.append(Segment(" " * CELL, PLAIN))
-                continue
-            value, held = float("nan"), False
-            if status is not None and slot < len(status.rows) and status.state in (NodeState.LIVE, NodeState.STALE):
-                gpu = status.rows[slot]
-                value, held = float(self._values[gpu]), bool(self._held[gpu]) or gpu in self._alarmed
-            level = level_of(value, self.metric.low, self.metric.high)
-            text = self.metric.cell(value) if level >= 0 else (" - " if self.plain else " — ")
-            chosen = self.cursor == (node.node, slot)
-            left, right = ("[", "]") if chosen else (("!", "!") if held else (" ", " "))
-            segments.append(Segment(f"{left}{text[:3]:>3}{right}", style_of(level, chosen, held)))
+        for slot in range(block.first, block.first + block.count):
+            row = self._row(node, slot)
+            level, held = (self._levels[row], self._held[row]) if row >= 0 else (-1, False)
+            text = self.metric.cell(self._values[row]) if level >= 0 else (" - " if self.plain else " — ")
+            segments.append(_cell(text, level, self.cursor == (node, slot), held))
+        if block.count < PER_ROW:
+            segments.append(Segment(" " * CELL * (PER_ROW - block.count), PLAIN))
         return segments
+
+    def _row(self, node: int, slot: int) -> int:
+        """The snapshot's row of a GPU that is read; -1 where none is."""
+        status = self._status(node)
+        read = status is not None and status.state in READ and slot < len(status.rows)
+        return status.rows[slot] if read and status is not None else -1
+
+    def _gpu_dot(self, node: int, slot: int) -> Segment:
+        row, chosen = self._row(node, slot), self.cursor == (node, slot)
+        return self._dot(node, row, chosen, row >= 0 and self._held[row])
+
+    def _node_dot(self, node: int) -> Segment:
+        """A node by its worst GPU; marked when any of its GPUs is."""
+        status = self._status(node)
+        rows = list(status.rows) if status is not None and status.state in READ else []
+        worst = max(rows, key=lambda r: self._levels[r], default=-1)
+        return self._dot(node, worst, self.cursor[0] == node, any(self._held[r] for r in rows))
+
+    def _dot(self, node: int, row: int, chosen: bool, held: bool) -> Segment:
+        """One character: the tens of a temperature, of others their share in tenths; ! is marked, by shape, too."""
+        status = self._status(node)
+        state = status.state if status else NodeState.CONNECTING
+        if row < 0 or state is not NodeState.LIVE:
+            mark, style = STATE_MARK[state]
+            return Segment("." if state is NodeState.LIVE else mark, Style(reverse=True) if chosen else style)
+        level = self._levels[row]
+        text = "!" if held else "." if level < 0 else self.metric.digit(self._values[row])
+        return _dot(text, level, chosen, held)
+
+    # Moving.
 
     def action_move(self, right: int, down: int) -> None:
         """One cell over; past a node's edge into the next node or rack."""
-        node = next((p for p in self.placed if p.node == self.cursor[0]), None)
-        if node is None:
-            return
-        slot = self.cursor[1]
-        x, y = node.x // (RACK_WIDTH + 2) * PER_ROW + slot % PER_ROW + right, node.y + 1 + slot // PER_ROW
-        lines = sorted({(p.y + 1 + r) for p in self.placed for r in range(-(-p.gpus // PER_ROW))})
-        if down:
-            at = lines.index(y) + down
-            if not 0 <= at < len(lines):
-                return
-            y = lines[at]
-        column = x // PER_ROW * (RACK_WIDTH + 2)
-        there = next((p for p in self._lines.get(y, []) if p.x == column), None)
-        if there is not None and x >= 0:
-            self.cursor = (there.node, min((y - there.y - 1) * PER_ROW + x % PER_ROW, there.gpus - 1))
+        spot = self._layout_.spot(*self.cursor)
+        there = None if spot is None else self._layout_.beside(spot, right, down)
+        if there is not None:
+            self.cursor = self._gpu_at(there)
 
     def action_ends(self, last: int) -> None:
         """First or last GPU as drawn."""
-        node = self.placed[-1 if last else 0]
-        self.cursor = (node.node, node.gpus - 1 if last else 0)
+        if self._layout_.rows:
+            self.cursor = self._gpu_at(self._layout_.spots[self._layout_.rows[-last]][-last])
 
     def on_click(self, event: events.Click) -> None:
-        x, y = event.x + self.scroll_offset.x, event.y + self.scroll_offset.y
-        for node in self._lines.get(y, []):
-            row, column = y - node.y - 1, (x - node.x - 1) // CELL
-            slot = row * PER_ROW + column
-            if row >= 0 and 0 <= column < PER_ROW and slot < node.gpus:
-                self.cursor = (node.node, slot)
+        found = self._layout_.under(event.x + self.scroll_offset.x, event.y + self.scroll_offset.y)
+        if found is not None:
+            self.cursor = self._gpu_at(found)
 
-    def _cell_region(self, number: int, slot: int) -> Region | None:
-        node = next((p for p in self.placed if p.node == number), None)
-        if node is None:
-            return None
-        return Region(node.x + 1 + slot % PER_ROW * CELL, node.y, CELL, 2 + slot // PER_ROW)
+    def _gpu_at(self, spot: Spot) -> tuple[int, int]:
+        """A node's worst GPU stands for it."""
+        if spot.slot >= 0:
+            return spot.node, spot.slot
+        status = self._status(spot.node)
+        rows = list(status.rows) if status is not None and status.state in READ else []
+        return spot.node, max(range(len(rows)), key=lambda s: self._levels[rows[s]], default=0)

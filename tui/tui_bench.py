@@ -1,0 +1,240 @@
+"""`rackside bench tui`: what the console costs, and how soon it answers a key, in a real terminal (a pty).
+
+A child process runs the console on a cluster whose readings are fed from within, once a second; another runs the same
+engine without a screen. Their difference in processor time is the screen's, the encoding for the terminal counted. The
+parent is the terminal: it counts bytes, sends keys at random moments and waits until what they drew is there and it is
+quiet, so that a refresh that comes between counts against the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pty
+import random
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.telemetry.store import Store
+from tui.output import progress
+
+PER_NODE, NODES_A_RACK = 8, 4
+WARM_S, QUIET_S, LONGEST_S = 6.0, 0.015, 3.0
+KEYS = (b"l", b"h", b"j", b"k")
+
+
+class Feed:
+    """Stands for every node at once: busy readings, new ones each second, and eight links a node."""
+
+    name = "n0000"
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    async def run(self, store: Store) -> None:
+        from engine.sim.many import columns, hello
+        from engine.telemetry.reading import FRAME, decode
+        from engine.telemetry.snapshot import NodeState
+
+        chance, now = random.Random(1), time.time()
+        for number, name in enumerate(self._names):
+            store.apply(name, decode(hello(number).strip().removeprefix(FRAME)), now)  # type: ignore[arg-type]
+            store.set_state(name, NodeState.LIVE, "", now)
+        tick, due, walk = 0, time.monotonic(), [columns(chance) for _ in self._names]
+        while True:
+            tick, due = tick + 1, due + 1.0
+            self._tick(store, walk, tick, chance)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    def _tick(self, store: Store, walk: list[dict[str, list[float]]], tick: int, chance: random.Random) -> None:
+        """A steady run: a third of the temperatures move by a degree, all power and rates by some per cent."""
+        from engine.telemetry.reading import Tick
+
+        ports = [{"gpu": -1, "kind": "nic", "name": f"mlx5_{k}", "gb_s": 50.0} for k in range(PER_NODE)]
+        links = tuple(_link(port) for port in ports) if tick == 1 else None
+        for number, name in enumerate(self._names):
+            values: Any = walk[number]
+            moves = chance.choices((-1, 0, 0, 0, 0, 1), k=PER_NODE)
+            values["temperature_c"] = [
+                min(80, max(55, t + d)) for t, d in zip(values["temperature_c"], moves, strict=True)
+            ]
+            values["power_w"] = [600.0 + 20.0 * chance.random() for _ in range(PER_NODE)]
+            rates: list[float | None] = [30_000.0 + 2000.0 * chance.random() for _ in range(PER_NODE)]
+            record = Tick(tick, time.time(), values, links=links, rx_mb_s=rates, tx_mb_s=rates)
+            store.apply(name, record, time.time())
+
+    async def command(self, command: dict[str, Any], timeout_s: float) -> Any:
+        raise NotImplementedError("nothing is commanded here")
+
+    async def open_job_socket(self, path: str) -> Any:
+        raise NotImplementedError("no job runs here")
+
+
+def _link(port: dict[str, Any]) -> Any:
+    from msgspec import convert
+
+    from engine.telemetry.reading import LinkFacts
+
+    return convert(port, LinkFacts)
+
+
+def child(gpus: int, screen: bool) -> None:
+    """The console, or its engine alone."""
+    from engine.act.audit import Audit
+    from engine.control.control import Control
+    from engine.profile import catalog
+
+    with tempfile.TemporaryDirectory(prefix="rackside-bench") as folder:
+        lines = ["name: bench", "nodes:"]
+        names = [f"n{i:04d}" for i in range(gpus // PER_NODE)]
+        for i, name in enumerate(names):
+            lines.append(
+                f"- {{name: {name}, type: hgx-h100, rack: r{i // NODES_A_RACK:03d}, u: {i % NODES_A_RACK * 10 + 1}}}"
+            )
+        path = Path(folder) / "bench.yaml"
+        path.write_text("\n".join(lines))
+        feed: Any = Feed(names)
+        audit = Audit(Path(folder) / "audit.jsonl")
+        policy = catalog.thermal_policy("margin")
+        control = Control(catalog.cluster(str(path)), {feed.name: feed}, policy, audit, "bench", read_only=True)
+        if screen:
+            from tui.app import RacksideApp
+
+            RacksideApp(control).run()
+        else:
+            asyncio.run(_engine(control))
+
+
+async def _engine(control: Any) -> None:
+    async with control.running():
+        async for _ in control.events():
+            pass
+
+
+def measure(gpus: int, seconds: float, width: int = 200, height: int = 60, keys: int = 200) -> dict[str, Any]:
+    """Run both children and watch them."""
+    progress("the engine alone")
+    engine = subprocess.Popen(_words(gpus, "engine"), stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        time.sleep(WARM_S)
+        alone = _cpu_per_s(engine.pid, seconds)
+    finally:
+        engine.kill()
+        engine.wait()
+    terminal = Terminal(_words(gpus, "screen"), width, height)
+    try:
+        first_paint_s = terminal.until_painted()
+        terminal.drain(WARM_S)
+        progress("the screen")
+        began, sent, cpu = time.monotonic(), terminal.received, _cpu(terminal.pid)
+        terminal.drain(seconds)
+        took = time.monotonic() - began
+        shown, bytes_per_s = (_cpu(terminal.pid) - cpu) / took, (terminal.received - sent) / took
+        progress("keys")
+        times = sorted(terminal.key(KEYS[i % len(KEYS)]) for i in range(keys))
+    finally:
+        terminal.close()
+        progress()
+    return {
+        "gpus": gpus,
+        "terminal": [width, height],
+        "first_paint_s": first_paint_s,
+        "refresh_ms": 1000 * (shown - alone),
+        "engine_ms": 1000 * alone,
+        "key_to_paint_ms": {"p50": 1000 * times[len(times) // 2], "p99": 1000 * times[int(len(times) * 0.99)]},
+        "bytes_per_s": bytes_per_s,
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """To read."""
+    keys = found["key_to_paint_ms"]
+    return "\n".join(
+        [
+            f"{found['gpus']:,} GPUs at 1 Hz on {found['terminal'][0]}x{found['terminal'][1]}",
+            f"first paint    {found['first_paint_s']:.2f} s after the command",
+            f"refresh        {found['refresh_ms']:.1f} ms of processor time; the engine {found['engine_ms']:.1f} ms",
+            f"key to paint   {keys['p50']:.0f} ms median, {keys['p99']:.0f} ms 99th percentile",
+            f"to the screen  {found['bytes_per_s'] / 1000:.1f} kB/s",
+        ]
+    )
+
+
+class Terminal:
+    """A pty with a program in it."""
+
+    def __init__(self, words: list[str], width: int, height: int) -> None:
+        self.began, self.received = time.monotonic(), 0
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
+            os.execv(words[0], words)
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def until_painted(self) -> float:
+        """Seconds from the command to the first line of the console."""
+        seen = b""
+        while b"READ-ONLY" not in seen:
+            seen += self._read(30.0)
+            if not seen:
+                raise RuntimeError("the console did not come up")
+        return time.monotonic() - self.began
+
+    def drain(self, seconds: float) -> None:
+        """Read for so long."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._read(left)
+
+    def key(self, key: bytes) -> float:
+        """Seconds from a key, at a random moment, to the last of what it drew."""
+        self.drain(random.uniform(0.05, 0.35))
+        sent = time.monotonic()
+        os.write(self._fd, key)
+        last = sent
+        while data := self._read(LONGEST_S if last == sent else QUIET_S):
+            last = time.monotonic() if data else last
+        return last - sent if last > sent else LONGEST_S
+
+    def _read(self, wait_s: float) -> bytes:
+        ready, _, _ = select.select([self._fd], [], [], max(0.0, wait_s))
+        try:
+            data = os.read(self._fd, 1 << 16) if ready else b""
+        except OSError:
+            raise RuntimeError("the console ended by itself") from None
+        self.received += len(data)
+        return data
+
+    def close(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._fd)
+
+
+def _words(gpus: int, what: str) -> list[str]:
+    return [sys.executable, "-m", "tui.tui_bench", str(gpus), what]
+
+
+def _cpu(pid: int) -> float:
+    """Processor seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_per_s(pid: int, seconds: float) -> float:
+    before, began = _cpu(pid), time.monotonic()
+    time.sleep(seconds)
+    return (_cpu(pid) - before) / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    child(int(sys.argv[1]), sys.argv[2] == "screen")
