@@ -173,6 +173,25 @@ async def test_a_command_takes_effect_at_the_step_that_it_names(hook: Hook, fold
         assert told[-1].loss is None, "a loss that is not a number is not sent as one"  # type: ignore[union-attr]
 
 
+def test_steps_in_quick_succession_are_told_together_and_in_order(hook: Hook, folder: Path) -> None:
+    """None is lost, though the last ones find nobody who sends them along: the serving thread does, a second later."""
+    line = Line(folder / "job.sock")
+    line.greet()
+    for _ in range(4):
+        hook.step(loss=0.5, tokens=None, step_time_s=1e-7)
+    line.say({"id": "c", "do": "microbatch", "microbatch": 2})
+    told = [line.hear() for _ in range(3)]
+    assert [t["step"] for t in told] == [1, 2, 3]
+    assert (told[0]["loss"], told[0]["tokens"], told[0]["step_time_s"]) == (0.5, None, 1e-7)
+    assert told[0]["settings"] == {"step": 1, "microbatch": 4, "microbatches": [8]}
+    assert line.hear()["event"] == "holder"
+    late = Line(folder / "job.sock")
+    hook.step()
+    assert late.greet()["step"] == 5
+    hook.step(loss=1)
+    assert late.hear()["step"] == 5, "what was told before it came is not for it"
+
+
 async def test_a_repeated_id_acts_once(hook: Hook, folder: Path) -> None:
     line = Line(folder / "job.sock")
     line.greet()
