@@ -43,6 +43,20 @@ def hook(folder: Path) -> Iterator[Hook]:
         yield made
 
 
+def light_store() -> Any:
+    """A store of one process."""
+    values: dict[str, Any] = {}
+
+    class Store:
+        set, get = values.__setitem__, values.__getitem__
+
+        def add(self, key: str, amount: int) -> int:
+            values[key] = values.get(key, 0) + amount
+            return int(values[key])
+
+    return Store()
+
+
 class Line:
     """A raw connection, for saying what a client would not."""
 
@@ -192,6 +206,19 @@ def test_steps_in_quick_succession_are_told_together_and_in_order(hook: Hook, fo
     assert late.hear()["step"] == 5, "what was told before it came is not for it"
 
 
+async def test_a_microbatch_and_its_split_are_one_change(tmp_path: Path) -> None:
+    """An undo puts both back; as two commands it would stay half done where somebody else's came in between."""
+    store = light_store()
+    with Hook("job", 4, 32, 0, 2, store, str(tmp_path / "hooks")) as hook:
+        async with attached(tmp_path / "hooks" / "job.sock") as console:
+            answer = asyncio.create_task(console.does("both", "microbatch", microbatch=2, microbatches=[11, 5]))
+            while not answer.done():
+                hook.step()
+                await asyncio.sleep(0.005)
+            assert answer.result().state == "applied"
+            assert hook.settings[1:3] == (2, (11, 5))
+
+
 async def test_a_repeated_id_acts_once(hook: Hook, folder: Path) -> None:
     line = Line(folder / "job.sock")
     line.greet()
@@ -220,6 +247,7 @@ async def test_a_repeated_id_acts_once(hook: Hook, folder: Path) -> None:
         ({"do": "rebalance", "microbatches": [7]}, "must add up to 8"),
         ({"do": "rebalance", "microbatches": [4, 4]}, "one number for each of the 1 ranks"),
         ({"do": "rebalance", "microbatches": "all"}, "one number for each of the 1 ranks"),
+        ({"do": "microbatch", "microbatch": 2, "microbatches": [8]}, "must add up to 16"),
         ({"do": "explode"}, "does not offer 'explode'"),
     ],
 )

@@ -104,7 +104,7 @@ def say(message: Mapping[str, Any]) -> None:
 
 
 async def serve(inventory: str, name: str) -> None:
-    Backoff.MOST_S, jobs.RETRY_S = 0.3, 0.4
+    Backoff.MOST_S, Backoff.SLOW_S, jobs.RETRY_S = 0.3, 0.3, 0.4
     cluster = catalog.cluster(inventory)
     control = Control(cluster, sources(cluster), catalog.thermal_policy("margin"), Audit(default_path()), name)
     operator, tasks = Operator(control), set[asyncio.Task[None]]()

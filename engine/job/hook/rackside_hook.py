@@ -366,15 +366,18 @@ class Hook(object):
                     "Microbatch %d does not fit the global batch of %d on %d ranks; %s would."
                     % (m, total, self.world_size, ", ".join(map(str, fits)))
                 )
-            return make_settings(now.step, m, split_for(m, now, total))
+            if command.get("microbatches") is None:
+                return make_settings(now.step, m, split_for(m, now, total))
+        else:
+            m = now.microbatch
         counts = command.get("microbatches")
         if not isinstance(counts, list) or len(counts) != self.world_size:
             raise Refused("The split must name one number for each of the %d ranks." % self.world_size)
         counts = [whole(c, "each rank's count") for c in counts]
-        want = total // now.microbatch
+        want = total // m
         if min(counts) < 0 or sum(counts) != want:
             raise Refused("The split must add up to %d microbatches, none below 0; not to %d." % (want, sum(counts)))
-        return make_settings(now.step, now.microbatch, counts)
+        return make_settings(now.step, m, counts)
 
 
 def _can(rebalance, max_pause_s):
@@ -667,8 +670,10 @@ class Server(threading.Thread):
         if not isinstance(command_id, str) or not 0 < len(command_id) <= 128:
             self._refuse(client, "a command needs an 'id', a text of 1 to 128 characters")
             return
-        if message["do"] not in self._greeting()["can"]:
-            state = {"id": command_id, "state": "rejected", "reason": "This job does not offer %r." % (message["do"],)}
+        wants = {message["do"]} if message.get("microbatches") is None else {message["do"], "rebalance"}
+        lacks = wants.difference(self._greeting()["can"])
+        if lacks:
+            state = {"id": command_id, "state": "rejected", "reason": "This job does not offer %r." % lacks.pop()}
             self._queue(client, state)
             return
         refusal = ""
