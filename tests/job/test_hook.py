@@ -248,6 +248,7 @@ async def test_a_repeated_id_acts_once(hook: Hook, folder: Path) -> None:
         ({"do": "rebalance", "microbatches": [4, 4]}, "one number for each of the 1 ranks"),
         ({"do": "rebalance", "microbatches": "all"}, "one number for each of the 1 ranks"),
         ({"do": "microbatch", "microbatch": 2, "microbatches": [8]}, "must add up to 16"),
+        ({"do": ["explode"]}, "does not offer ['explode']"),
         ({"do": "explode"}, "does not offer 'explode'"),
     ],
 )

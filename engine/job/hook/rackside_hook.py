@@ -670,10 +670,11 @@ class Server(threading.Thread):
         if not isinstance(command_id, str) or not 0 < len(command_id) <= 128:
             self._refuse(client, "a command needs an 'id', a text of 1 to 128 characters")
             return
-        wants = {message["do"]} if message.get("microbatches") is None else {message["do"], "rebalance"}
-        lacks = wants.difference(self._greeting()["can"])
+        can = self._greeting()["can"]
+        wants = [message["do"]] + ["rebalance"] * (message.get("microbatches") is not None)
+        lacks = [do for do in wants if do not in can]
         if lacks:
-            state = {"id": command_id, "state": "rejected", "reason": "This job does not offer %r." % lacks.pop()}
+            state = {"id": command_id, "state": "rejected", "reason": "This job does not offer %r." % (lacks[0],)}
             self._queue(client, state)
             return
         refusal = ""
