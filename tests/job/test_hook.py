@@ -238,6 +238,17 @@ async def test_a_repeated_id_acts_once(hook: Hook, folder: Path) -> None:
     assert hook.step().microbatch == 8
 
 
+async def test_a_command_sent_again_before_it_is_in_force_is_answered_twice(hook: Hook, folder: Path) -> None:
+    async with attached(folder / "job.sock") as console:
+        both = [asyncio.create_task(console.does("same", "microbatch", microbatch=2)) for _ in range(2)]
+        await until(lambda: hook._server.commands)
+        both.append(asyncio.create_task(console.client.ask("same", 30)))
+        while not all(answer.done() for answer in both):
+            hook.step()
+            await asyncio.sleep(0.005)
+        assert [(a.result().state, a.result().step) for a in both] == [("applied", both[0].result().step)] * 3
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
