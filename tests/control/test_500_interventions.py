@@ -33,7 +33,7 @@ from tests.parts.proxy import Proxy, proxy
 from tests.parts.sshd import Sshd
 from tests.parts.waiting import until
 
-COUNT = int(os.environ.get("RACKSIDE_INTERVENTIONS", "500"))
+COUNT = int(os.environ.get("RACKSIDE_INTERVENTIONS", "200"))
 STEPS, STEP_S = 600 + 3 * COUNT, 0.08
 SLOTS, FAULT_EACH = 4, 20
 # Rounding alone parts two float32 runs of this length by 1e-2, neither of them touched (1e-7 after 400 steps, then a
@@ -155,12 +155,24 @@ class Campaign:
         elif kind == "cut in mid-line":
             self.line.reset_after(dice.randint(1, 3000))
         elif kind == "session killed":  # a session of sshd, a probe below it, or the heir of one
-            below = self.server.sessions()[1:]
             with suppress(ProcessLookupError, IndexError):
-                os.kill(dice.choice(below), signal.SIGKILL)
+                os.kill(dice.choice(self._killable()[1:]), signal.SIGKILL)
         else:
+            for pid in self._killable():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self.server.stop()
             self.server.start()
+
+    def _killable(self) -> list[int]:
+        """The server, its sessions and the probes. Not what a login shell runs at its start: pyenv's, say, leaves a lock
+        when it is killed, for which every later login waits a minute."""
+        found = []
+        for pid in self.server.sessions():
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith(("sshd", "python")):
+                    found.append(pid)
+        return found
 
 
 def random_order(dice: random.Random) -> dict[str, Any]:
@@ -232,8 +244,9 @@ async def test_500_interventions_harm_nothing(
         entries = everything_is_logged(audit, observer, campaign)
         operators_were_told_the_truth(campaign, applied)
         off = difference(touched, plain)
-        print(f"seed {seed}: {dict(campaign.did)}; {len(entries)} logged, {len(applied)} applied, refused here")
-        print(f"{campaign.refused}; {took_s:.0f} s of {time.monotonic() - began:.0f} s; off by {off:.1e}")
+        repeated = sum("again" in answer for answer in campaign.answers)
+        print(f"seed {seed}: {dict(campaign.did)}; {campaign.refused} refused by the console, {len(entries)} confirmed")
+        print(f"and logged, {repeated} repeated, {len(applied)} in force; {took_s:.0f} s of it; off by {off:.1e}")
         assert off < 1e-5
         assert settings_log(plain)[-1][0] == settings_log(touched)[-1][0] == STEPS
 

@@ -41,7 +41,12 @@ class Operator:
             job = self.control.jobs.current
             return job is not None and job.attached and bool(job.step)
 
-        await until(there, 60, "the job attached")
+        try:
+            await until(there, 60, "the job attached")
+        except AssertionError:
+            nodes, jobs_ = self.control.snapshot.nodes, self.control.jobs.statuses.values()
+            why = [(n.state.value, n.reason, n.hook_sockets) for n in nodes], [(j.attached, j.reason) for j in jobs_]
+            raise AssertionError(f"the job does not come to be attached: {why}") from None
         job = self.control.jobs.current
         assert job is not None
         return job
