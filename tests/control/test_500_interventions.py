@@ -165,9 +165,8 @@ class Campaign:
             self.server.start()
 
     def _killable(self) -> list[int]:
-        """The server, its sessions and the probes. Not what a login shell runs at its start: pyenv's, say, leaves a lock
-        when it is killed, for which every later login waits a minute."""
-        found = []
+        """The server, its sessions and the probes; not what a login shell runs at its start."""
+        found: list[int] = []
         for pid in self.server.sessions():
             with suppress(OSError):
                 if Path(f"/proc/{pid}/comm").read_text().startswith(("sshd", "python")):
@@ -211,8 +210,10 @@ async def test_500_interventions_harm_nothing(
     seed = os.environ.get("RACKSIDE_SEED") or f"{random.SystemRandom().getrandbits(32):x}"
     nvml.write(8)
     server = make_sshd(
-        {**nvml.environment, "RACKSIDE_HOOK_DIR": str(hooks)}, extra="MaxStartups 100\nMaxSessions 100\n"
+        {**nvml.environment, "RACKSIDE_HOOK_DIR": str(hooks), "HOME": str(tmp_path)},
+        extra="MaxStartups 100\nMaxSessions 100\n",
     )
+    # A home of its own: what a user's shell runs at its start (pyenv, say) leaves locks behind when it is killed.
     slow, touched, plain = tmp_path / "slow", tmp_path / "touched", tmp_path / "plain"
     slow.touch()
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
