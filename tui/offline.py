@@ -195,6 +195,12 @@ def bench(given: Any) -> int:
         hours = guard_bench.guarded()
         print(printed(hours) if given.json else guard_bench.text(hours))
         return 0
+    if given.what == "hook":
+        from tui import hook_bench
+
+        cost = hook_bench.measured(given.seconds)
+        print(printed(cost) if given.json else hook_bench.text(cost))
+        return 0
     if given.what == "prometheus":
         from engine.control import bench_prometheus
 

@@ -147,13 +147,7 @@ class Jobs:
         end = await client.submit(command, timeout_s, acknowledged)
         if end.state == "unknown":
             end = await self._ask_again(action.job, ticket.id) or end
-        done = _ended(ticket, action, end)
-        if done.stage is Stage.DONE and isinstance(action, Microbatch) and action.then is not None:
-            split = Rebalance(action.job, action.then)
-            rest = await self.submit(replace(ticket, id=f"{ticket.id}-split"), split, timeout_s, lambda _: None)
-            if rest.stage is not Stage.DONE:
-                return replace(rest, id=ticket.id)
-        return done
+        return _ended(ticket, action, end)
 
     async def _ask_again(self, job: str, command_id: str) -> CommandState | None:
         """After a lost connection: wait for the job to be attached again and ask where the command stands."""
@@ -224,7 +218,8 @@ def _stepped(status: JobStatus, event: StepEvent) -> JobStatus:
 def _words(action: JobAction) -> dict[str, Any]:
     """An action in the hook's protocol."""
     if isinstance(action, Microbatch):
-        return {"do": "microbatch", "microbatch": action.microbatch}
+        split = {} if action.then is None else {"microbatches": list(action.then)}
+        return {"do": "microbatch", "microbatch": action.microbatch, **split}
     if isinstance(action, Rebalance):
         return {"do": "rebalance", "microbatches": list(action.microbatches)}
     if isinstance(action, Pause):

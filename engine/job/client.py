@@ -30,7 +30,7 @@ class JobClient:
     def __init__(self, reader: Reader, writer: Writer) -> None:
         self._reader, self._writer = reader, writer
         self._buffer = bytearray()
-        self._waiting: dict[str, tuple[asyncio.Future[CommandState], Callable[[CommandState], None]]] = {}
+        self._waiting: list[tuple[str, asyncio.Future[CommandState], Callable[[CommandState], None]]] = []
         self._closed = False
 
     async def open(self, operator: str, timeout_s: float = 10.0) -> Greeting:
@@ -69,7 +69,8 @@ class JobClient:
         if self._closed:
             return CommandState(id=command_id, state="unknown", reason="the connection to the job was lost")
         future: asyncio.Future[CommandState] = asyncio.get_running_loop().create_future()
-        self._waiting[command_id] = (future, progress)
+        waiting = (command_id, future, progress)  # several may wait for one command: it is sent again, or asked for
+        self._waiting.append(waiting)
         try:
             self._send(command)
             async with asyncio.timeout(timeout_s):
@@ -80,14 +81,15 @@ class JobClient:
         except OSError as error:
             return CommandState(id=command_id, state="unknown", reason=f"the connection to the job broke: {error}")
         finally:
-            self._waiting.pop(command_id, None)
+            self._waiting.remove(waiting)
 
     async def ask(self, command_id: str, timeout_s: float) -> CommandState:
         """Where a command of an earlier connection stands; waits for its end if it is still scheduled."""
         if self._closed:
             return CommandState(id=command_id, state="unknown", reason="the connection to the job was lost")
         future: asyncio.Future[CommandState] = asyncio.get_running_loop().create_future()
-        self._waiting[command_id] = (future, lambda _: None)
+        waiting = (command_id, future, lambda _: None)
+        self._waiting.append(waiting)
         try:
             self._send({"ask": command_id})
             async with asyncio.timeout(timeout_s):
@@ -95,7 +97,7 @@ class JobClient:
         except TimeoutError:
             return CommandState(id=command_id, state="unknown", reason="the job did not answer")
         finally:
-            self._waiting.pop(command_id, None)
+            self._waiting.remove(waiting)
 
     def close(self) -> None:
         """Let go of the hook; the job goes on."""
@@ -119,17 +121,17 @@ class JobClient:
         return line
 
     def _settle(self, state: CommandState) -> None:
-        future, progress = self._waiting.get(state.id, (None, None))
-        if future is None or progress is None or future.done():
-            return
-        if state.ended:
-            future.set_result(state)
-        else:
-            progress(state)
+        for command_id, future, progress in list(self._waiting):
+            if command_id != state.id or future.done():
+                continue
+            if state.ended:
+                future.set_result(state)
+            else:
+                progress(state)
 
     def _abandon(self) -> None:
         self._closed = True
-        for command_id, (future, _) in self._waiting.items():
+        for command_id, future, _ in self._waiting:
             if not future.done():
                 reason = "the job or the way to it was lost before it answered; it may or may not have taken effect"
                 future.set_result(CommandState(id=command_id, state="unknown", reason=reason))

@@ -3,6 +3,7 @@
 -> {"hello": 1, "operator": "ann@desk"}
 <- greeting: who the job is, its settings, what it can do, where its ranks run
 -> {"id": "…", "do": "microbatch", "microbatch": 4}  or  {"id": "…", "do": "rebalance", "microbatches": [9, 7]}
+   or both at once: "microbatch" with "microbatches"
 -> {"id": "…", "do": "pause", "seconds": 60}  or  {"id": "…", "do": "resume"}
    with "steal": "a reason" when another operator holds the job; who commands it holds it
 <- {"id": "…", "state": "scheduled", "step": 120}, then at that step "applied" or "rejected" with its reason

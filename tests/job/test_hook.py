@@ -43,6 +43,20 @@ def hook(folder: Path) -> Iterator[Hook]:
         yield made
 
 
+def light_store() -> Any:
+    """A store of one process."""
+    values: dict[str, Any] = {}
+
+    class Store:
+        set, get = values.__setitem__, values.__getitem__
+
+        def add(self, key: str, amount: int) -> int:
+            values[key] = values.get(key, 0) + amount
+            return int(values[key])
+
+    return Store()
+
+
 class Line:
     """A raw connection, for saying what a client would not."""
 
@@ -173,6 +187,38 @@ async def test_a_command_takes_effect_at_the_step_that_it_names(hook: Hook, fold
         assert told[-1].loss is None, "a loss that is not a number is not sent as one"  # type: ignore[union-attr]
 
 
+def test_steps_in_quick_succession_are_told_together_and_in_order(hook: Hook, folder: Path) -> None:
+    """None is lost, though the last ones find nobody who sends them along: the serving thread does, a second later."""
+    line = Line(folder / "job.sock")
+    line.greet()
+    for _ in range(4):
+        hook.step(loss=0.5, tokens=None, step_time_s=1e-7)
+    line.say({"id": "c", "do": "microbatch", "microbatch": 2})
+    told = [line.hear() for _ in range(3)]
+    assert [t["step"] for t in told] == [1, 2, 3]
+    assert (told[0]["loss"], told[0]["tokens"], told[0]["step_time_s"]) == (0.5, None, 1e-7)
+    assert told[0]["settings"] == {"step": 1, "microbatch": 4, "microbatches": [8]}
+    assert line.hear()["event"] == "holder"
+    late = Line(folder / "job.sock")
+    hook.step()
+    assert late.greet()["step"] == 5
+    hook.step(loss=1)
+    assert late.hear()["step"] == 5, "what was told before it came is not for it"
+
+
+async def test_a_microbatch_and_its_split_are_one_change(tmp_path: Path) -> None:
+    """An undo puts both back; as two commands it would stay half done where somebody else's came in between."""
+    store = light_store()
+    with Hook("job", 4, 32, 0, 2, store, str(tmp_path / "hooks")) as hook:
+        async with attached(tmp_path / "hooks" / "job.sock") as console:
+            answer = asyncio.create_task(console.does("both", "microbatch", microbatch=2, microbatches=[11, 5]))
+            while not answer.done():
+                hook.step()
+                await asyncio.sleep(0.005)
+            assert answer.result().state == "applied"
+            assert hook.settings[1:3] == (2, (11, 5))
+
+
 async def test_a_repeated_id_acts_once(hook: Hook, folder: Path) -> None:
     line = Line(folder / "job.sock")
     line.greet()
@@ -192,6 +238,17 @@ async def test_a_repeated_id_acts_once(hook: Hook, folder: Path) -> None:
     assert hook.step().microbatch == 8
 
 
+async def test_a_command_sent_again_before_it_is_in_force_is_answered_twice(hook: Hook, folder: Path) -> None:
+    async with attached(folder / "job.sock") as console:
+        both = [asyncio.create_task(console.does("same", "microbatch", microbatch=2)) for _ in range(2)]
+        await until(lambda: hook._server.commands)
+        both.append(asyncio.create_task(console.client.ask("same", 30)))
+        while not all(answer.done() for answer in both):
+            hook.step()
+            await asyncio.sleep(0.005)
+        assert [(a.result().state, a.result().step) for a in both] == [("applied", both[0].result().step)] * 3
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -201,6 +258,8 @@ async def test_a_repeated_id_acts_once(hook: Hook, folder: Path) -> None:
         ({"do": "rebalance", "microbatches": [7]}, "must add up to 8"),
         ({"do": "rebalance", "microbatches": [4, 4]}, "one number for each of the 1 ranks"),
         ({"do": "rebalance", "microbatches": "all"}, "one number for each of the 1 ranks"),
+        ({"do": "microbatch", "microbatch": 2, "microbatches": [8]}, "must add up to 16"),
+        ({"do": ["explode"]}, "does not offer ['explode']"),
         ({"do": "explode"}, "does not offer 'explode'"),
     ],
 )

@@ -10,6 +10,7 @@ synchronisation a step, also on a rank that has no microbatch.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -91,16 +92,20 @@ def train(rank: int, world: int, options: argparse.Namespace) -> None:
         tokens_per_sample=options.sequence,
         device=os.environ.get("LOCAL_RANK", str(rank)),
     )
-    settings = hook.step()
+    settings, log = hook.step(), []
     while settings.step <= options.steps:
         began = time.perf_counter()
         loss = one_step(model, optimizer, hook, settings, rank, world, options)
-        if options.step_s:
+        log.append([settings.step, settings.microbatch, list(settings.microbatches)])
+        if options.step_s and (not options.slow_file or os.path.exists(options.slow_file)):
             time.sleep(max(0.0, options.step_s - (time.perf_counter() - began)))
         took = time.perf_counter() - began
         settings = hook.step(loss=loss, tokens=options.global_batch * options.sequence, step_time_s=took)
     if rank == 0 and options.save:
         torch.save([p.detach() for p in model.parameters()], options.save)
+    if options.log:
+        with open(f"{options.log}.{rank}", "w") as file:
+            json.dump(log, file)
     hook.close()
     dist.barrier()
     dist.destroy_process_group()
@@ -149,9 +154,11 @@ def main() -> None:
     options.add_argument("--sequence", type=int, default=16)
     options.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     options.add_argument("--step-s", type=float, default=0.0, help="a step takes at least this long")
+    options.add_argument("--slow-file", help="--step-s is kept only as long as this file is there")
     options.add_argument("--timeout-s", type=float, default=1800.0, help="of the process group")
     options.add_argument("--hook-directory", help="where the hook's socket goes; default: the hook's own")
     options.add_argument("--save", help="write the final parameters to this file")
+    options.add_argument("--log", help="write each step's settings, as every rank had them, to this file and its rank")
     given = options.parse_args()
     if "RANK" in os.environ:
         given.port = None

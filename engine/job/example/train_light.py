@@ -22,7 +22,7 @@ from rackside_hook import Hook
 FEATURES = 8
 
 
-class _Rendezvous(socketserver.ThreadingTCPServer):
+class Rendezvous(socketserver.ThreadingTCPServer):
     """Rank 0's server: a key-value store, and sums over all ranks."""
 
     daemon_threads = True
@@ -53,7 +53,7 @@ class _Rendezvous(socketserver.ThreadingTCPServer):
 
 
 class _Client(socketserver.StreamRequestHandler):
-    server: _Rendezvous
+    server: Rendezvous
 
     def handle(self) -> None:
         for line in self.rfile:
@@ -135,7 +135,7 @@ def main() -> None:
     options.add_argument("--save")
     given = options.parse_args()
     context = multiprocessing.get_context("fork")
-    with _Rendezvous(given.ranks) as server:
+    with Rendezvous(given.ranks) as server:
         address = server.server_address
         threading.Thread(target=server.serve_forever, daemon=True).start()
         ranks = [context.Process(target=train, args=(r, address, given)) for r in range(given.ranks)]

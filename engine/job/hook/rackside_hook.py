@@ -45,6 +45,13 @@ REMEMBERED = 1024
 # before any rank asks for it ahead of step n + 1.
 STEPS_AHEAD = 1
 PAUSE_S, PAUSE_LOOK_S, PAUSE_GRACE_S = 300.0, 0.05, 5.0
+# Written out, since a JSON encoder run once a step is cold and takes longer than all the rest of it.
+STEP_LINE = (
+    '{"event": "step", "step": %d, "time": %r, "loss": %s, "tokens": %s, "step_time_s": %s, '
+    '"settings": {"step": %d, %s}\n'
+)
+# What ends within TOGETHER_S of what was told last is told with the next, or by the serving thread within HELD_S.
+TOGETHER_S, HELD_S = 0.1, 1.0
 # An operator who is gone for so long, or has sent nothing for so long, no longer holds the job.
 GONE_S, IDLE_S = 60.0, 900.0
 
@@ -142,6 +149,7 @@ class Hook(object):
         self._store, self._prefix = store, "rackside/%s/" % job
         self.settings = make_settings(0, microbatch, even_split(global_batch // microbatch, world_size))
         self._seen, self._written, self._pending, self._trouble = 0, 0, [], ""
+        self._told = None
         self._pauses, self._pause_until, self._pause_ids, self._closed = 0, None, [], False
         self._pid, self._ranks, self._server = os.getpid(), None, None
         place = {"rank": rank, "host": host or socket.gethostname(), "pid": os.getpid(), "device": device}
@@ -259,9 +267,11 @@ class Hook(object):
             self._ranks = [json.loads(self._text(self._prefix + "rank/%d" % r)) for r in range(self.world_size)]
             server.tell({"event": "ranks", "ranks": self._ranks})
         if ended.step:
-            event = {"event": "step", "step": ended.step, "time": time.time(), "loss": finite(loss)}
-            event.update(tokens=finite(tokens), step_time_s=finite(step_time_s), settings=ended.as_dict())
-            server.tell(event, droppable=True)
+            if self._told is None or self._told[:2] != (ended.microbatch, ended.microbatches):
+                split = json.dumps({"microbatch": ended.microbatch, "microbatches": ended.microbatches})
+                self._told = (ended.microbatch, ended.microbatches, split[1:])
+            numbers = (ended.step, time.time(), number_text(loss), number_text(tokens), number_text(step_time_s))
+            server.tell_now((STEP_LINE % (*numbers, ended.step, self._told[2])).encode())
 
     def _text(self, key):
         value = self._store.get(key)
@@ -356,15 +366,18 @@ class Hook(object):
                     "Microbatch %d does not fit the global batch of %d on %d ranks; %s would."
                     % (m, total, self.world_size, ", ".join(map(str, fits)))
                 )
-            return make_settings(now.step, m, split_for(m, now, total))
+            if command.get("microbatches") is None:
+                return make_settings(now.step, m, split_for(m, now, total))
+        else:
+            m = now.microbatch
         counts = command.get("microbatches")
         if not isinstance(counts, list) or len(counts) != self.world_size:
             raise Refused("The split must name one number for each of the %d ranks." % self.world_size)
         counts = [whole(c, "each rank's count") for c in counts]
-        want = total // now.microbatch
+        want = total // m
         if min(counts) < 0 or sum(counts) != want:
             raise Refused("The split must add up to %d microbatches, none below 0; not to %d." % (want, sum(counts)))
-        return make_settings(now.step, now.microbatch, counts)
+        return make_settings(now.step, m, counts)
 
 
 def _can(rebalance, max_pause_s):
@@ -378,6 +391,12 @@ def finite(value):
     except (TypeError, ValueError):
         return None
     return value if math.isfinite(value) else None
+
+
+def number_text(value):
+    """A finite float as JSON has it, or null."""
+    value = finite(value)
+    return "null" if value is None else repr(value)
 
 
 class UnsafeDirectory(Exception):
@@ -409,19 +428,24 @@ class Client(object):
     def __init__(self, connection):
         self.connection, self.read, self.write = connection, bytearray(), bytearray()
         self.greeted, self.closing, self.operator = False, False, ""
+        self.wanted = selectors.EVENT_READ
 
 
 class Server(threading.Thread):
-    """Serves the socket on a thread of its own; the training thread only appends to deques and wakes it."""
+    """Serves the socket on a thread of its own. The training thread appends to deques and wakes it; what it tells after
+    every step it sends itself where that needs no waiting, since waking another thread costs several times as much."""
 
     def __init__(self, directory, job, greeting):
         threading.Thread.__init__(self, name="rackside-hook", daemon=True)
         self.commands = collections.deque()
         self.attached = 0
         self._greeting = greeting
+        self._told_at = 0.0
         self._outbox = collections.deque()
         self._states = collections.OrderedDict()
         self._lock = threading.Lock()
+        # Held while clients, what they wait to be sent and the outbox are worked on; the training thread never waits.
+        self._sending = threading.Lock()
         self._clients = {}
         self._running = True
         self.holder, self._heard = None, 0.0
@@ -461,10 +485,31 @@ class Server(threading.Thread):
 
     # Called by the training thread.
 
-    def tell(self, message, droppable=False):
-        """Send to every attached client; a droppable message is left out where a client is slow."""
-        self._outbox.append((message, droppable))
+    def tell(self, message):
+        """Send to every attached client."""
+        self._outbox.append((json.dumps(message).encode() + b"\n", False))
         self._wake()
+
+    def tell_now(self, line):
+        """Send a line to every attached client, after all that was told before; it is left out where one is slow.
+
+        Lines that come in quick succession go together: what costs is to wake a client, not to tell it more.
+        """
+        self._outbox.append((line, True))
+        now = time.monotonic()
+        if now - self._told_at < TOGETHER_S:
+            return
+        self._told_at = now
+        if not self._sending.acquire(False):
+            self._wake()
+            return
+        try:
+            self._hand_out()
+            for client in list(self._clients.values()):
+                if client.write and not self._sent(client):
+                    self._wake()
+        finally:
+            self._sending.release()
 
     def state(self, command_id, state):
         """Record where a command stands, and tell everybody."""
@@ -499,7 +544,7 @@ class Server(threading.Thread):
 
     def close(self):
         """Say goodbye, stop the thread and remove the socket if it still is ours."""
-        self._outbox.append(({"event": "closing"}, False))
+        self._outbox.append((b'{"event": "closing"}\n', False))
         self._running = False
         self._wake()
         if threading.current_thread() is not self:
@@ -527,18 +572,21 @@ class Server(threading.Thread):
 
     def run(self):
         while self._running:
-            for key, mask in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._welcome()
-                elif key.data is None:
-                    self._drain()
-                else:
-                    self._serve_client(key.data, mask)
+            ready = self._selector.select(HELD_S if self.attached else None)
+            with self._sending:
+                for key, mask in ready:
+                    if key.fileobj is self._listener:
+                        self._welcome()
+                    elif key.data is None:
+                        self._drain()
+                    else:
+                        self._serve_client(key.data, mask)
+                self._send_outbox()
+        with self._sending:
             self._send_outbox()
-        self._send_outbox()
-        for client in list(self._clients.values()):
-            self._flush(client)
-            self._drop(client)
+            for client in list(self._clients.values()):
+                self._flush(client)
+                self._drop(client)
         self._listener.close()
         self._selector.close()
         os.close(self._wake_read)
@@ -603,6 +651,7 @@ class Server(threading.Thread):
             if message.get("hello") != PROTOCOL:
                 self._refuse(client, "this hook speaks protocol %d, not %r" % (PROTOCOL, message.get("hello")))
                 return
+            self._hand_out()  # what was told before it came is not for it
             client.greeted, client.operator = True, str(message.get("operator", ""))[:120]
             self.attached += 1
             self._queue(client, self._greeting())
@@ -621,8 +670,11 @@ class Server(threading.Thread):
         if not isinstance(command_id, str) or not 0 < len(command_id) <= 128:
             self._refuse(client, "a command needs an 'id', a text of 1 to 128 characters")
             return
-        if message["do"] not in self._greeting()["can"]:
-            state = {"id": command_id, "state": "rejected", "reason": "This job does not offer %r." % (message["do"],)}
+        can = self._greeting()["can"]
+        wants = [message["do"]] + ["rebalance"] * (message.get("microbatches") is not None)
+        lacks = [do for do in wants if do not in can]
+        if lacks:
+            state = {"id": command_id, "state": "rejected", "reason": "This job does not offer %r." % (lacks[0],)}
             self._queue(client, state)
             return
         refusal = ""
@@ -669,18 +721,31 @@ class Server(threading.Thread):
         self._queue(client, {"error": "rackside_hook closes this connection: %s." % why, "rackside_hook": PROTOCOL})
         client.closing = True
 
-    def _send_outbox(self):
+    def _hand_out(self):
         while self._outbox:
-            message, droppable = self._outbox.popleft()
+            line, droppable = self._outbox.popleft()
             for client in list(self._clients.values()):
                 if client.greeted and not (droppable and len(client.write) > LINE_LIMIT):
-                    self._queue(client, message)
+                    client.write += line
+
+    def _send_outbox(self):
+        self._hand_out()
         for client in list(self._clients.values()):
             if client.write:
                 self._flush(client)
 
     def _queue(self, client, message):
         client.write += json.dumps(message).encode() + b"\n"
+
+    @staticmethod
+    def _sent(client):
+        """Send what waits for a client, as far as it takes it: whether that was all. OSError is left to `_flush`."""
+        try:
+            while client.write:
+                del client.write[: client.connection.send(client.write)]
+        except OSError:
+            pass
+        return not client.write
 
     def _flush(self, client):
         try:
@@ -695,10 +760,12 @@ class Server(threading.Thread):
             self._drop(client)
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.write else 0)
-        try:
-            self._selector.modify(client.connection, wanted, client)
-        except (KeyError, ValueError):
-            pass
+        if wanted != client.wanted:
+            client.wanted = wanted
+            try:
+                self._selector.modify(client.connection, wanted, client)
+            except (KeyError, ValueError):
+                pass
 
     def _drop(self, client):
         number = client.connection.fileno()
