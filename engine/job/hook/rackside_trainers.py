@@ -1,0 +1,538 @@
+"""rackside_trainers: the hook in PyTorch loops and in trainers that own theirs. One file beside rackside_hook.py,
+Python 3.8 or newer; no framework is imported before its function is called.
+
+    hook = ddp(job="pretrain", microbatch=8, global_batch=256)     # or fsdp(...): a loop of your own, see rackside_hook
+    huggingface(trainer, job="pretrain")                            # transformers.Trainer; then trainer.train()
+    Trainer(callbacks=[lightning(job="pretrain", batch=8, items=count)])                # Lightning
+    live = deepspeed(engine, job="pretrain", equal_tokens=True)     # then: for batch in live.pieces(loader): ...
+    training.get_forward_backward_func = megatron(training.get_forward_backward_func, job="pretrain")
+    torchtitan(trainer, job="pretrain")                             # torchtitan's Trainer; then trainer.train()
+
+The trainers keep their loader, its order, their gradient accumulation, learning rate schedule and count of steps; each
+batch of the loader runs in pieces of the microbatch that the console asks for. So the largest microbatch is the
+loader's batch, and `microbatch=` begins with a smaller one. Changes and pauses take effect between optimizer steps.
+
+Training stays the same up to rounding. Where a trainer's way with the loss, or its parallelism, would make it anything
+else, no change of the microbatch is offered, only a pause; why is warned of once, on rank 0. A model with dropout draws
+it for every forward pass: a change is offered only with `dropout=True`, and is then the same training, not the same
+numbers. No adapter can see a loss of your own inside the model that is no sum over samples, such as the balancing loss
+of a mixture of experts: leave the microbatch alone there, or pass `obstacle="why"`, and it is not offered.
+
+Moving samples between ranks is offered by `ddp` alone: a trainer's loader has dealt them out before the step begins.
+Further arguments (directory, tokens_per_sample, plan, device, ...) go to the Hook.
+"""
+
+import contextlib
+import functools
+import inspect
+import sys
+import time
+import warnings
+
+from rackside_hook import Hook
+
+FRAMEWORKS = ("ddp", "fsdp", "huggingface", "lightning", "deepspeed", "megatron", "torchtitan")
+
+
+def ddp(job, microbatch, global_batch, **options):
+    """A Hook for a loop of your own under DistributedDataParallel, after init_process_group: microbatch, split, pause.
+
+    Exact if the loss is a sum divided by the tokens of the global batch and multiplied by the number of ranks, since
+    DDP averages over them, and a rank without a microbatch runs any sample with its loss multiplied by 0.
+    """
+    rank, ranks, store = _ranks()
+    named = dict({"framework": "ddp"}, **options)
+    return Hook(job, microbatch, global_batch, rank=rank, world_size=ranks, store=store, **named)
+
+
+def fsdp(job, microbatch, global_batch, **options):
+    """The same under FSDP, without the split: FSDP gathers parameters in every pass, so each rank runs as many."""
+    return ddp(job, microbatch, global_batch, **dict({"framework": "fsdp"}, **dict(options, rebalance=False)))
+
+
+def huggingface(trainer, job, global_loss=False, **options):
+    """Attach to a transformers.Trainer, before `trainer.train()`. Returns the callback that it adds.
+
+    The Trainer divides the loss by the tokens of the whole batch (`num_items_in_batch`), so pieces add up to the same
+    gradient. Exact for models that take that number, not for others; with a `compute_loss` of your own, say
+    `global_loss=True` if it divides by it. Not offered under FSDP, DeepSpeed and DataParallel. A callback that doubles
+    gradient accumulation instead makes ranks diverge silently at a misaligned step. The loss told is the last logged.
+    """
+    from transformers import Trainer, TrainerCallback
+
+    live = Live("transformers", job, options)
+    whole_step = trainer.training_step
+
+    def training_step(model, inputs, num_items_in_batch=None):
+        # Without the number the loss is a mean over what is run at once: then nothing may be cut.
+        counted = num_items_in_batch is not None
+        parts = live.cut(inputs) if counted else live.whole(inputs, "the Trainer counts no items")
+        total = 0.0
+        for piece in parts[:-1]:
+            with trainer.accelerator.no_sync(model):
+                total = total + whole_step(model, piece, num_items_in_batch)
+        live.before_sync()
+        return total + whole_step(model, parts[-1], num_items_in_batch)
+
+    class RacksideCallback(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            if not live.hook:
+                own_loss = type(trainer).compute_loss is not Trainer.compute_loss and not global_loss
+                obstacle = _hf_obstacle(trainer, own_loss) or live.inexact(model)
+                live.open(trainer._train_batch_size, args.gradient_accumulation_steps, obstacle)
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            live.begin()
+
+        def on_step_end(self, args, state, control, **kwargs):
+            live.end()
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            live.loss = (logs or {}).get("loss", live.loss)
+
+        def on_train_end(self, args, state, control, **kwargs):
+            live.finish()
+
+    trainer.training_step = training_step
+    callback = RacksideCallback()
+    trainer.add_callback(callback)
+    return callback
+
+
+def _hf_obstacle(trainer, own_loss):
+    """Why a change would not be exact in this Trainer, or nothing."""
+    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        return "it is not tried under Accelerate's %s" % kind
+    if trainer.args.n_gpu > 1:
+        return "DataParallel splits the batch itself"
+    if getattr(trainer.accelerator, "parallelism_config", None) is not None:
+        return "several processes share a data-parallel rank"
+    if own_loss:
+        return "this Trainer has its own compute_loss, which may not divide by the items of the whole batch"
+    if not (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None):
+        return "this model's loss is a mean over what is run at once"
+    return ""
+
+
+def lightning(job, batch, items=None, **options):
+    """A callback for Lightning's Trainer. `batch`: samples in a batch of one rank's loader.
+
+    `items(batch)` says how many terms the mean in your training_step's loss is over, for instance
+    `lambda batch: int((batch["labels"] != -100).sum())`: pieces are weighed by it, since Lightning does not know it.
+    Exact with it, not offered without; nor with manual optimization, nor under other strategies than a single device
+    and DDP. What your training_step logs is logged for each piece.
+    """
+    # Both names may be installed, and neither takes the other's callbacks: the one that the script uses.
+    package = sys.modules.get("pytorch_lightning")
+    if package is None:
+        import lightning.pytorch as package
+
+    live = Live("lightning", job, options)
+
+    class RacksideCallback(package.Callback):
+        def on_train_start(self, trainer, module):
+            live.reached = -1
+            if not live.hook:
+                obstacle = _lightning_obstacle(trainer, module, items) or live.inexact(module)
+                live.open(batch, trainer.accumulate_grad_batches, obstacle)
+                _cut_strategy(trainer, module, live, items or (lambda _: 1))
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if trainer.global_step != live.reached:  # else it accumulates: no boundary
+                live.reached = trainer.global_step
+                live.begin()
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if isinstance(outputs, dict) and "loss" in outputs:
+                if live.total is not None:
+                    outputs["loss"] = live.total
+                if trainer.global_step != live.reached and live.hook.rank == 0:  # only rank 0 tells it
+                    live.loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
+            if trainer.global_step != live.reached:
+                live.end()
+
+        def on_train_end(self, trainer, module):
+            live.finish()
+
+    return RacksideCallback()
+
+
+def _lightning_obstacle(trainer, module, items):
+    strategies = [kind.__name__ for kind in type(trainer.strategy).__mro__]
+    if items is None:
+        return "the callback was not told how many terms a batch's loss is the mean of (items=...)"
+    if not module.automatic_optimization:
+        return "with manual optimization the script owns the step"
+    if not {"SingleDeviceStrategy", "DDPStrategy"} & set(strategies):
+        return "it is not tried under %s" % strategies[0]
+    return ""
+
+
+def _cut_strategy(trainer, module, live, items):
+    """Run the strategy's training step and backward piece by piece.
+
+    Lightning clears gradients between the two, so the first piece's forward is all that the step may do; the backward
+    then goes through the rest. Only the last piece's backward synchronises.
+    """
+    strategy = trainer.strategy
+    whole_step, whole_backward = strategy.training_step, strategy.backward
+    quiet = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
+    rest = []
+
+    def weighed(output, weight):
+        if isinstance(output, dict):
+            return dict(output, loss=output["loss"] * weight)
+        return None if output is None else output * weight
+
+    def training_step(batch, *arguments):
+        live.total = None
+        del rest[:]
+        parts = live.cut(batch)
+        counts = [items(piece) for piece in parts] if len(parts) > 1 else [1]
+        # A mean over no term is not a number: such a piece is left out, unless the whole batch is like that.
+        parts = [(piece, counts[i] / float(sum(counts))) for i, piece in enumerate(parts) if counts[i]]
+        if len(parts) < 2:
+            return whole_step(batch, *arguments)
+        rest.extend((piece, weight, arguments) for piece, weight in parts[1:])
+        with quiet():
+            return weighed(whole_step(parts[0][0], *arguments), parts[0][1])
+
+    def backward(loss, optimizer, *arguments, **named):
+        if not rest:
+            live.before_sync()
+            return whole_backward(loss, optimizer, *arguments, **named)
+        live.total = loss.detach().clone()
+        with quiet():
+            whole_backward(loss, optimizer, *arguments, **named)
+        while rest:
+            piece, weight, step_arguments = rest.pop(0)
+            with quiet() if rest else contextlib.nullcontext():
+                # What the module logs is checked against the name of the phase it logs in.
+                phase, module._current_fx_name = module._current_fx_name, "training_step"
+                output = weighed(whole_step(piece, *step_arguments), weight)
+                module._current_fx_name = phase
+                loss = (output["loss"] if isinstance(output, dict) else output) / trainer.accumulate_grad_batches
+                live.total += loss.detach()
+                if not rest:
+                    live.before_sync()
+                loss = whole_backward(loss, optimizer, *arguments, **named)
+        return loss
+
+    strategy.training_step, strategy.backward = training_step, backward
+
+
+def deepspeed(engine, job, batch=None, equal_tokens=False, **options):
+    """Attach to a DeepSpeed engine; a change goes through its own setters of micro batch and accumulation.
+
+        live = deepspeed(engine, job="pretrain", equal_tokens=True)
+        for batch in live.pieces(loader): loss = engine(batch); engine.backward(loss); engine.step()
+
+    `batch`: samples in each batch of the loader (drop_last=True), if not the engine's micro batch; `pieces` cuts them.
+    DeepSpeed averages over microbatches: exact with `equal_tokens=True`, when all samples count the same number of
+    tokens, or the loss is a sum divided by the tokens of the global batch and `scale_wrt_gas=False`; else not offered.
+    Nor with its pipeline engine, which sizes its buffers once, nor with model parallelism.
+    """
+    size, ranks = engine.train_micro_batch_size_per_gpu(), _ranks()[1]
+    share = size * engine.gradient_accumulation_steps()
+    total, batch = share * engine.dp_world_size, batch or size
+    live = Live("deepspeed", job, dict({"microbatch": size}, **options))
+    obstacle = "" if equal_tokens else "DeepSpeed averages over microbatches, whatever the tokens in each"
+    if hasattr(engine, "train_batch"):
+        obstacle = "its pipeline engine sizes its buffers once"
+    elif engine.dp_world_size != ranks:
+        obstacle = "several processes share a data-parallel rank"
+    elif share % batch:
+        obstacle = "batches of %d do not add up to a step's %d samples" % (batch, share)
+    whole_backward, whole_step = engine.backward, engine.step
+
+    def begin():
+        live.begin()
+        if not live.obstacle and live.size != engine.train_micro_batch_size_per_gpu():
+            engine.set_train_micro_batch_size(live.size)
+            engine.set_train_batch_size(total)
+            # The setters leave the microbatches run so far, and DeepSpeed finds the optimizer's boundary by dividing
+            # those by the accumulation: without this the next step would end early or late.
+            engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
+
+    @functools.wraps(whole_backward)
+    def backward(*arguments, **named):
+        if engine.is_gradient_accumulation_boundary():
+            live.before_sync()
+        return whole_backward(*arguments, **named)
+
+    @functools.wraps(whole_step)
+    def step(*arguments, **named):
+        ends = engine.is_gradient_accumulation_boundary()
+        result = whole_step(*arguments, **named)
+        if ends:
+            live.end()
+            begin()
+        return result
+
+    live.open(batch, max(1, share // batch), obstacle or live.inexact(engine.module))
+    begin()
+    engine.backward, engine.step = backward, step
+    return live
+
+
+def megatron(get_forward_backward_func, job, equal_tokens=False, arguments=None, **options):
+    """Megatron-LM's `get_forward_backward_func`, with the hook in what it returns. In the pretraining script:
+
+        from megatron.training import training
+        training.get_forward_backward_func = megatron(training.get_forward_backward_func, job="pretrain",
+                                                      arguments=get_args)
+
+    Megatron's num_microbatches_calculator asserts that its count never falls, so no halving by it could be taken back:
+    count, sampler and consumed samples stay as they are, and each of its microbatches runs in pieces.
+    Exact with `--calculate-per-token-loss`, or with `equal_tokens=True` when no token is masked, since Megatron else
+    averages over microbatches. `arguments` is Megatron's `get_args`; tensor parallelism needs it, since all but the
+    first of its ranks read the microbatch's size there.
+    """
+    live = Live("megatron", job, options)
+
+    @functools.wraps(get_forward_backward_func)
+    def get(*given, **named):
+        whole = get_forward_backward_func(*given, **named)
+
+        @functools.wraps(whole)
+        def forward_backward(**call):
+            if call.get("forward_only"):
+                return whole(**call)
+            if not live.hook:
+                _open_megatron(live, call, equal_tokens, arguments)
+            live.end()
+            live.begin()
+            return whole(**_megatron_call(live, call, arguments))
+
+        return forward_backward
+
+    return get
+
+
+def _open_megatron(live, call, equal_tokens, arguments):
+    from megatron.core import parallel_state
+    from megatron.core.utils import get_model_config
+
+    model = call["model"][0] if isinstance(call["model"], list) else call["model"]
+    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    inner = parallel_state.get_model_parallel_group(), parallel_state.get_context_parallel_group()
+    obstacle = live.inexact(model)
+    if not (equal_tokens or getattr(get_model_config(model), "calculate_per_token_loss", False)):
+        obstacle = "without --calculate-per-token-loss Megatron averages over microbatches, whatever the tokens in each"
+    elif arguments is None and parallel_state.get_tensor_model_parallel_world_size() > 1:
+        obstacle = "the ranks of tensor parallelism read the microbatch's size in Megatron's arguments (arguments=...)"
+    place = rank, ranks, all(group.rank() == 0 for group in inner)
+    live.open(call["micro_batch_size"], call["num_microbatches"], obstacle, place)
+
+
+def _megatron_call(live, call, arguments):
+    """The call's arguments with each microbatch in pieces."""
+    passes = call["num_microbatches"] * (call["micro_batch_size"] // live.size)
+    forward_step, left = call["forward_step_func"], [passes]
+
+    def forward(*given, **named):
+        left[0] -= 1
+        if left[0] == 0:
+            live.before_sync()
+        if arguments is None:
+            return forward_step(*given, **named)
+        # Megatron's training loop counts consumed samples by the configured size: ours is there for a pass only.
+        found = arguments()
+        configured, found.micro_batch_size = found.micro_batch_size, live.size
+        try:
+            return forward_step(*given, **named)
+        finally:
+            found.micro_batch_size = configured
+
+    def feed(batches):  # a rank of a middle stage reads no data
+        return None if batches is None else live.pieces(batches)
+
+    feeds = call["data_iterator"]
+    return dict(
+        call,
+        num_microbatches=passes,
+        micro_batch_size=live.size,
+        data_iterator=[feed(batches) for batches in feeds] if isinstance(feeds, list) else feed(feeds),
+        forward_step_func=functools.wraps(forward_step)(forward),
+    )
+
+
+def torchtitan(trainer, job, **options):
+    """Attach to torchtitan's Trainer, before `trainer.train()`. Returns it.
+
+    Exact, since its loss is a sum over tokens divided by those of the global batch; all ranks run as many pieces, as
+    FSDP wants. Not offered with pipeline parallelism and CUDA graphs, which fix the batch's shape
+    (`--training.disable_cuda_graphs`), nor in releases without `global_valid_tokens`.
+    """
+    dims = trainer.parallel_dims
+    rank, processes, _ = _ranks()
+    degree = dims.dp_replicate * dims.dp_shard
+    shared = processes // max(1, degree)
+    live = Live("torchtitan", job, options)
+    obstacle = ""
+    if "global_valid_tokens" not in inspect.signature(trainer.forward_backward_step).parameters:
+        obstacle = "this release averages over microbatches, whatever the tokens in each"
+    elif dims.pp_enabled:
+        obstacle = "pipeline parallelism cuts the batch itself"
+    elif not getattr(trainer.config.training, "disable_cuda_graphs", True):
+        obstacle = "CUDA graphs fix the batch's shape"
+    obstacle = obstacle or live.inexact(trainer.model_parts[0])
+    # Data-parallel ranks are outermost in torchtitan's mesh: the processes of one are neighbours.
+    place = rank // shared, degree, rank % shared == 0
+    live.open(trainer.config.training.local_batch_size, trainer.gradient_accumulation_steps, obstacle, place)
+    whole_step, whole_pass = trainer.train_step, trainer.forward_backward_step
+    left = [0]
+
+    def train_step(*arguments, **named):
+        live.begin()
+        left[0] = trainer.gradient_accumulation_steps
+        result = whole_step(*arguments, **named)
+        live.end()
+        return result
+
+    def forward_backward_step(**named):
+        left[0] -= 1
+        total = 0.0
+        parts = live.cut({"input_dict": named.pop("input_dict"), "labels": named.pop("labels")})
+        for number, piece in enumerate(parts):
+            if left[0] <= 0 and number == len(parts) - 1:
+                live.before_sync()
+            total = total + whole_pass(**dict(named, **piece)).detach()
+        return total
+
+    trainer.train_step = train_step
+    if not obstacle:
+        trainer.forward_backward_step = forward_backward_step
+    return trainer
+
+
+class Live(object):
+    """One process's hook in a trainer's loop: it begins steps, and cuts the trainer's batches into microbatches."""
+
+    def __init__(self, framework, job, options):
+        self.hook, self.size, self.loss, self.total, self.reached = None, None, None, None, -1
+        self._framework, self._job, self._options = framework, job, dict(options)
+        self.obstacle, self._dropout = self._options.pop("obstacle", ""), self._options.pop("dropout", False)
+        self._began, self._took, self._tokens, self._warned = None, None, 0, False
+
+    def open(self, batch, passes, obstacle="", place=None):
+        """Make the hook, for `passes` batches of `batch` samples a step on each rank; once for a process, since a
+        second one of the same name would read the commands of the first. `place`: this process's data-parallel rank,
+        their number, and whether it is the rank's first process, where it may not be."""
+        rank, ranks, store = _ranks()
+        rank, ranks, first = place or (rank, ranks, True)
+        self.obstacle = self.obstacle or obstacle
+        begin = self._options.pop("microbatch", batch)
+        self.hook = Hook(
+            job=self._job,
+            framework=self._framework,
+            rank=rank,
+            world_size=ranks,
+            store=store,
+            microbatch=begin,
+            fits=[begin] if self.obstacle else [m for m in range(1, batch + 1) if batch % m == 0],
+            global_batch=batch * passes * ranks,
+            rebalance=False,
+            follows=not first,
+            **self._options,
+        )
+        if self.obstacle and rank == 0 and first:
+            self._warn("the console can pause this job but not change its microbatch, since %s" % self.obstacle)
+
+    def inexact(self, model):
+        """A layer whose result depends on which samples run together, or is drawn anew in each pass."""
+        for name, module in model.named_modules():
+            kind = type(module).__name__
+            if "BatchNorm" in kind:
+                return "%s normalises over the samples that run together" % (name or kind)
+            names = ("p",) if "Dropout" in kind else ("dropout", "attention_dropout")
+            drawn = [getattr(module, name, 0) for name in names]
+            if not self._dropout and any(isinstance(p, float) and p > 0 for p in drawn):
+                return "%s has dropout, which is drawn anew in each pass (dropout=True allows for it)" % (name or kind)
+        return ""
+
+    def begin(self):
+        """Between two optimizer steps, on every rank: tell of the one that ended, take the settings of the next."""
+        self.size = self.hook.step(loss=self.loss, tokens=self._tokens or None, step_time_s=self._took).microbatch
+        self._tokens, self._took, self._began = 0, None, time.monotonic()
+
+    def end(self):
+        """The optimizer has stepped: what comes before the next step, an evaluation say, is not the step's time."""
+        if self._began is not None:
+            self._took, self._began = time.monotonic() - self._began, None
+
+    def finish(self):
+        """Training is over: tell of the last step. The hook stays until the process ends."""
+        if self.hook and self._took is not None:
+            self.begin()
+            self._began = None
+
+    def before_sync(self):
+        if self.hook:
+            self.hook.before_sync()
+
+    def cut(self, batch):
+        """A batch in pieces of the microbatch, or whole where that cannot be."""
+        if not self.hook or self.obstacle:
+            return [batch]
+        sizes = {len(tensor) for tensor in tensors_in(batch)}
+        if len(sizes) != 1:
+            return self.whole(batch, "its tensors do not share a first dimension")
+        total, first = sizes.pop(), tensors_in(batch)[0]
+        self._tokens += total * (first.shape[1] if len(first.shape) > 1 else 1) * self.hook.world_size
+        if total <= self.size:
+            return [batch]
+        return [part(batch, i, i + self.size, total) for i in range(0, total, self.size)]
+
+    def whole(self, batch, why):
+        """A batch that is not cut, although the console may have asked for less."""
+        if self.size and not self.obstacle:
+            self._warn("a batch runs whole, whatever the microbatch, since %s" % why)
+        return [batch]
+
+    def pieces(self, batches):
+        """The loader's batches, each in pieces of the size that holds when it is asked for; none is taken ahead."""
+        for batch in batches:
+            for piece in self.cut(batch):
+                yield piece
+
+    def _warn(self, what):
+        if not self._warned:
+            self._warned = True
+            warnings.warn("rackside: %s." % what, RuntimeWarning, 3)
+
+
+def _ranks():
+    """This process's rank, how many there are, and their key-value store; 0, 1, None without a process group."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return 0, 1, None
+    return dist.get_rank(), dist.get_world_size(), dist.PrefixStore("hook", dist.distributed_c10d._get_default_store())
+
+
+def tensors_in(batch):
+    """Everything with a first dimension in a batch of dicts, lists and tuples."""
+    if len(getattr(batch, "shape", ())) > 0:
+        return [batch]
+    if hasattr(batch, "items"):
+        return [found for _, value in batch.items() for found in tensors_in(value)]
+    if isinstance(batch, (list, tuple)):
+        return [found for value in batch for found in tensors_in(value)]
+    return []
+
+
+def part(batch, first, last, total):
+    """Samples `first` to `last` of a batch of `total`, in the same structure."""
+    if len(getattr(batch, "shape", ())) > 0:
+        return batch[first:last]
+    if hasattr(batch, "items"):
+        return {name: part(value, first, last, total) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*[part(value, first, last, total) for value in batch])
+    if isinstance(batch, (list, tuple)):
+        if not tensors_in(batch) and len(batch) == total:
+            return batch[first:last]  # one value a sample: names, texts
+        return type(batch)([part(value, first, last, total) for value in batch])
+    return batch

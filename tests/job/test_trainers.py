@@ -1,0 +1,177 @@
+"""Live changes to jobs in real frameworks: the same parameters at the end, at the steps that were acknowledged."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rackside_trainers
+
+from engine.job import CommandState
+from engine.job.protocol import PauseEvent
+from tests.parts.jobs import Attached, attached
+from tests.parts.missing import need
+from tests.parts.trainers import LOOPS, RANKS, SHARE, read, write
+from tests.parts.waiting import until
+
+STEPS = 20
+
+
+class Job:
+    """Two ranks at their gates."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self.process, self.folder = process, folder
+
+    def allow(self, name: str, number: int = 1) -> None:
+        write(self.folder / f"{name}-allowed", str(number))
+
+    async def stands(self, name: str, number: int = 1) -> None:
+        """Until rank 0 waits there; the job may have ended instead, which is said."""
+
+        def there() -> bool:
+            assert self.process.returncode is None, self.errors()
+            return read(self.folder / f"{name}-reached") >= number
+
+        await until(there, 90, f"{name} {number}")
+
+    def errors(self) -> str:
+        return (self.folder / "errors").read_text()[-4000:]
+
+    async def sends(self, console: Attached, command_id: str, do: str, **values: Any) -> asyncio.Task[CommandState]:
+        """Sent, and taken by the hook, but not in force: the job stands still."""
+        task = asyncio.create_task(console.does(command_id, do, **values))
+        await asyncio.sleep(0)  # the command goes first
+        console.client._send({"ask": command_id})
+        await until(lambda: any(getattr(m, "id", "") == command_id for m in console.told) or task.done())
+        return task
+
+
+@asynccontextmanager
+async def started(framework: str, folder: Path, **options: Any) -> AsyncIterator[Job]:
+    os.makedirs(folder, mode=0o700)
+    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+    with (folder / "errors").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.parts.trainers", framework, f"--folder={folder}", *arguments),
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+        )
+    try:
+        yield Job(process, folder)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def difference(plain: list[Any], touched: list[Any]) -> float:
+    """Relative, over all parameters."""
+    size = sum(float((p.double() ** 2).sum()) for p in plain)
+    off = sum(float(((p - q).double() ** 2).sum()) for p, q in zip(plain, touched, strict=True))
+    return float((off / size) ** 0.5)
+
+
+@pytest.mark.parametrize("framework", LOOPS)
+async def test_a_job_changed_live_ends_as_the_untouched_one(framework: str, tmp_path: Path) -> None:
+    """Halved, halved during an evaluation, paused during a checkpoint, doubled, split where that is offered; then a
+    console that vanishes, and, in a job of its own, a rank that dies."""
+    need(installed(LOOPS[framework][1]), framework)
+    import torch
+
+    folder = tmp_path / "job"
+    async with started(framework, folder) as job:
+        job.allow("step", 2)
+        await job.stands("step", 3)
+        async with attached(folder / "job.sock") as console:
+            assert console.greeting.can[:1] == ("microbatch",)
+            halved = await job.sends(console, "halved", "microbatch", microbatch=2)
+            assert not halved.done()
+            job.allow("step", 6)
+            await job.stands("evaluation")
+            assert ((await halved).state, (await halved).step) == ("applied", 4)
+            again = await job.sends(console, "again", "microbatch", microbatch=1)
+            assert not again.done(), "nothing changes in an evaluation"
+            job.allow("evaluation")
+            await job.stands("step", 7)
+            assert ((await again).state, (await again).step) == ("applied", 7)
+            job.allow("step", 9)
+            await job.stands("checkpoint")
+            paused = await job.sends(console, "paused", "pause", seconds=200)
+            job.allow("checkpoint")
+            assert ((await paused).state, (await paused).step) == ("applied", 10)
+            await until(lambda: any(isinstance(m, PauseEvent) for m in console.told), 30)
+            assert read(folder / "step-reached") == 9, "it stands before step 10"
+            assert (await console.does("resumed", "resume")).state == "applied"
+            await job.stands("step", 10)
+            doubled = await job.sends(console, "doubled", "microbatch", microbatch=2)
+            odd = await job.sends(console, "odd", "microbatch", microbatch=3)
+            job.allow("step", 10)
+            assert ((await doubled).state, (await doubled).step) == ("applied", 11)
+            assert "Microbatch 3 does not fit" in ((await odd).reason or "")
+            await job.stands("step", 11)
+            uneven = await job.sends(console, "uneven", "rebalance", microbatches=[7, 1])
+            job.allow("step", 13)
+            assert (await uneven).state == ("applied" if framework == "ddp" else "rejected")
+            await job.stands("step", 14)
+            await job.sends(console, "vanishes", "microbatch", microbatch=1)
+        job.allow("step", STEPS)
+        await asyncio.wait_for(job.process.wait(), 90)
+        ends = [torch.load(folder / f"end.{rank}") for rank in range(RANKS)]
+        exits = json.loads((folder / "exits").read_text())
+        assert exits == [1, -signal.SIGKILL], "the rank that is left ends by an error, and soon"
+    for end in ends:
+        plain, touched = end["plain"], end["hooked"]
+        off = difference(plain["parameters"], touched["parameters"])
+        print(f"{framework}: {off:.1e}")
+        assert off < (1e-12 if plain["parameters"][0].dtype == torch.float64 else 1e-5)
+        assert plain["told"] == touched["told"]
+        sizes = touched["sizes"]
+        largest = {1: 4, 3: 4, 4: 2, 6: 2, 7: 1, 10: 1, 11: 2, 14: 2, 15: 1, STEPS: 1}
+        assert {step: max(sizes[step]) for step in largest} == largest
+        if framework != "ddp":
+            assert plain["order"] == touched["order"], "each rank keeps its samples, in their order"
+            assert {sum(given) for given in sizes.values()} == {SHARE}
+    if framework == "ddp":
+        assert [len(end["hooked"]["sizes"][12]) for end in ends] == [7, 1]
+
+
+def test_it_is_one_stdlib_file_for_old_pythons_beside_the_hook() -> None:
+    tree = ast.parse(Path(rackside_trainers.__file__).read_text(), feature_version=(3, 8))
+    top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    roots = {n.module if isinstance(n, ast.ImportFrom) else n.names[0].name.split(".")[0] for n in top}
+    assert roots - {"rackside_hook"} <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("framework", rackside_trainers.FRAMEWORKS)
+def test_rackside_hook_prints_the_adapters(framework: str) -> None:
+    command = [sys.executable, "-m", "tui.cli", "hook", "--for", framework]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert printed.stdout == Path(rackside_trainers.__file__).read_text()
+
+
+def test_an_unknown_trainer_is_told_in_a_sentence() -> None:
+    command = [sys.executable, "-m", "tui.cli", "hook", "--for", "jax"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert printed.returncode == 2
+    assert "no adapter for jax; there are ddp, fsdp, huggingface" in printed.stderr
+    assert "Traceback" not in printed.stderr
