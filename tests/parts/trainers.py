@@ -1,6 +1,6 @@
 """Small training jobs in real frameworks, two ranks each, for the tests of rackside_trainers.
 
-    python -m tests.parts.trainers huggingface --folder DIR
+    echo huggingface DIR | python -m tests.parts.trainers
 
 Each rank trains untouched, then from the same start with the hook, and saves both ends; then once more, and rank 1 dies
 in it. The hooked run goes no further than the step that DIR/step-allowed names, so that a test need not race it;
@@ -534,50 +534,74 @@ LOOPS: dict[str, tuple[Loop, str]] = {
 """Each loop with what it imports."""
 
 
+def difference(plain: list[Any], touched: list[Any]) -> float:
+    """Relative, over all parameters."""
+    size = sum(float((p.double() ** 2).sum()) for p in plain)
+    off = sum(float(((p - q).double() ** 2).sum()) for p, q in zip(plain, touched, strict=True))
+    return float((off / size) ** 0.5)
+
+
 def one_rank(options: argparse.Namespace) -> None:
-    import torch
     import torch.distributed as dist
 
     join(options)
-    ends = {}
+    ends, parameters = {}, {}
     for run, job in (("plain", ""), ("hooked", "job"), ("dying", "dying")):
         gate = Gate(options, run)
-        parameters, told = LOOPS[options.framework][0](options, gate, job)
-        ends[run] = {"parameters": [p.detach().clone() for p in parameters], "told": told}
-        ends[run] |= {"order": gate.order, "sizes": gate.sizes}
+        found, told = LOOPS[options.framework][0](options, gate, job)
+        parameters[run] = [p.detach().clone() for p in found]
+        ends[run] = {"told": told, "order": gate.order, "sizes": gate.sizes}
         if run == "hooked":
-            torch.save(ends, Path(options.folder) / f"end.{options.rank}")
+            ends["difference"] = difference(parameters["plain"], parameters["hooked"])
+            write(Path(options.folder) / f"end.{options.rank}", json.dumps(ends))
             dist.barrier()
 
 
+def both_ranks(options: argparse.Namespace) -> None:
+    """Import the framework, then be its two ranks; DIR/exits says how each ended."""
+    os.setsid()
+    folder = Path(options.folder)
+    write(folder / "pid", str(os.getpid()))
+    with (folder / "errors").open("wb") as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    importlib.import_module(LOOPS[options.framework][1])
+    ranks = []
+    for options.rank in range(RANKS):
+        ranks.append(forked(one_rank, options))
+    exits = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+    write(folder / "exits", json.dumps(exits))
+
+
+def forked(what: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+    """The process that does `what`, and no more."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        what(options)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main() -> None:
-    """Import once, then be both ranks; DIR/exits says how each ended."""
+    """PyTorch is imported once, for all the jobs that are asked for: `framework folder`, one a line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("framework", choices=sorted(LOOPS))
-    parser.add_argument("--folder", required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--stage", type=int, default=1)
     parser.add_argument("--timeout-s", type=float, default=60.0)
     options = parser.parse_args()
     os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
-    import torch
+    import torch.distributed.fsdp
 
     torch.set_num_threads(1)
-    importlib.import_module(LOOPS[options.framework][1])
-    ranks = []
-    for options.rank in range(RANKS):
-        ranks.append(os.fork())
-        if ranks[-1] == 0:
-            code = 1
-            try:
-                one_rank(options)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(code)
-    exits = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
-    write(Path(options.folder) / "exits", json.dumps(exits))
+    for line in sys.stdin:
+        options.framework, options.folder = line.split()
+        os.waitpid(forked(both_ranks, options), 0)
 
 
 if __name__ == "__main__":
