@@ -525,13 +525,19 @@ Loop = Callable[[argparse.Namespace, Gate, str], Any]
 LOOPS: dict[str, tuple[Loop, str]] = {
     "ddp": (ddp, "torch"),
     "fsdp": (fsdp, "torch.distributed.fsdp"),
-    "huggingface": (huggingface, "transformers"),
+    "huggingface": (huggingface, "transformers.trainer"),
     "lightning": (lightning, "lightning.pytorch"),
     "deepspeed": (deepspeed, "deepspeed"),
     "megatron": (megatron, "megatron.core"),
     "torchtitan": (torchtitan, "torch.distributed.fsdp"),
 }
 """Each loop with what it imports."""
+LATE = {
+    "huggingface": ["accelerate", "transformers.models.llama.modeling_llama", "transformers.integrations"],
+    "deepspeed": ["deepspeed.runtime.zero.stage_1_and_2", "deepspeed.ops", "deepspeed.comm.torch"],
+    "megatron": ["megatron.core.transformer", "megatron.core.pipeline_parallel"],
+}
+"""What the ranks would else import by themselves, each again."""
 
 
 def difference(plain: list[Any], touched: list[Any]) -> float:
@@ -565,7 +571,8 @@ def both_ranks(options: argparse.Namespace) -> None:
     with (folder / "errors").open("wb") as errors:
         os.dup2(errors.fileno(), 1)
         os.dup2(errors.fileno(), 2)
-    importlib.import_module(LOOPS[options.framework][1])
+    for module in [LOOPS[options.framework][1], *LATE.get(options.framework, ())]:
+        importlib.import_module(module)
     ranks = []
     for options.rank in range(RANKS):
         ranks.append(forked(one_rank, options))
@@ -596,7 +603,9 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=60.0)
     options = parser.parse_args()
     os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
+    import torch._dynamo
     import torch.distributed.fsdp
+    import torch.distributed.tensor
 
     torch.set_num_threads(1)
     for line in sys.stdin:
