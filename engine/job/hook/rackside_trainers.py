@@ -1,22 +1,22 @@
 """rackside_trainers: the hook in PyTorch loops and in trainers that own theirs. One file beside rackside_hook.py,
 Python 3.8 or newer; no framework is imported before its function is called.
 
-    hook = ddp(job="pretrain", microbatch=8, global_batch=256)     # or fsdp(...): a loop of your own, see rackside_hook
-    huggingface(trainer, job="pretrain")                            # transformers.Trainer; then trainer.train()
+    hook = ddp(job="pretrain", microbatch=8, global_batch=256)          # or fsdp(...): your own loop, see rackside_hook
+    huggingface(trainer, job="pretrain")                                # transformers.Trainer; then trainer.train()
     Trainer(callbacks=[lightning(job="pretrain", batch=8, items=count)])                # Lightning
-    live = deepspeed(engine, job="pretrain", equal_tokens=True)     # then: for batch in live.pieces(loader): ...
+    live = deepspeed(engine, job="pretrain", equal_tokens=True)         # then: for batch in live.pieces(loader): ...
     training.get_forward_backward_func = megatron(training.get_forward_backward_func, job="pretrain")
-    torchtitan(trainer, job="pretrain")                             # torchtitan's Trainer; then trainer.train()
+    torchtitan(trainer, job="pretrain")                                 # torchtitan's Trainer; then trainer.train()
 
 The trainers keep their loader, its order, their gradient accumulation, learning rate schedule and count of steps; each
 batch of the loader runs in pieces of the microbatch that the console asks for. So the largest microbatch is the
 loader's batch, and `microbatch=` begins with a smaller one. Changes and pauses take effect between optimizer steps.
 
 Training stays the same up to rounding. Where a trainer's way with the loss, or its parallelism, would make it anything
-else, no change of the microbatch is offered, only a pause; why is warned of once, on rank 0. A model with dropout draws
-it for every forward pass: a change is offered only with `dropout=True`, and is then the same training, not the same
-numbers. No adapter can see a loss of your own inside the model that is no sum over samples, such as the balancing loss
-of a mixture of experts: leave the microbatch alone there, or pass `obstacle="why"`, and it is not offered.
+else, no change of the microbatch is offered, only a pause; why is warned of once, on rank 0. Dropout is drawn anew for
+each forward pass: with it a change is offered only for `dropout=True`, and is then the same training, not the same
+numbers. No adapter sees a loss inside the model that is no sum over samples, such as the balancing loss of a mixture of
+experts: say `obstacle="why"` there, and a change is not offered.
 
 Moving samples between ranks is offered by `ddp` alone: a trainer's loader has dealt them out before the step begins.
 Further arguments (directory, tokens_per_sample, plan, device, ...) go to the Hook.
@@ -32,31 +32,33 @@ import warnings
 from rackside_hook import Hook
 
 FRAMEWORKS = ("ddp", "fsdp", "huggingface", "lightning", "deepspeed", "megatron", "torchtitan")
+SHARED = "several processes share a data-parallel rank"
+AVERAGED = "it averages over microbatches, whatever the tokens in each"
 
 
 def ddp(job, microbatch, global_batch, **options):
-    """A Hook for a loop of your own under DistributedDataParallel, after init_process_group: microbatch, split, pause.
+    """A Hook for your own loop under DistributedDataParallel, after init_process_group: microbatch, split and pause.
 
     Exact if the loss is a sum divided by the tokens of the global batch and multiplied by the number of ranks, since
-    DDP averages over them, and a rank without a microbatch runs any sample with its loss multiplied by 0.
+    DDP averages over them, and if a rank without a microbatch runs any sample with its loss multiplied by 0.
     """
     rank, ranks, store = _ranks()
-    named = dict({"framework": "ddp"}, **options)
-    return Hook(job, microbatch, global_batch, rank=rank, world_size=ranks, store=store, **named)
+    options = dict({"framework": "ddp", "rank": rank, "world_size": ranks, "store": store}, **options)
+    return Hook(job, microbatch, global_batch, **options)
 
 
 def fsdp(job, microbatch, global_batch, **options):
-    """The same under FSDP, without the split: FSDP gathers parameters in every pass, so each rank runs as many."""
+    """The same under FSDP, without the split: FSDP gathers parameters in every pass, so each rank must run as many."""
     return ddp(job, microbatch, global_batch, **dict({"framework": "fsdp"}, **dict(options, rebalance=False)))
 
 
 def huggingface(trainer, job, global_loss=False, **options):
     """Attach to a transformers.Trainer, before `trainer.train()`. Returns the callback that it adds.
 
-    The Trainer divides the loss by the tokens of the whole batch (`num_items_in_batch`), so pieces add up to the same
-    gradient. Exact for models that take that number, not for others; with a `compute_loss` of your own, say
-    `global_loss=True` if it divides by it. Not offered under FSDP, DeepSpeed and DataParallel. A callback that doubles
-    gradient accumulation instead makes ranks diverge silently at a misaligned step. The loss told is the last logged.
+    Exact for models that divide their loss by `num_items_in_batch`, the tokens of the whole batch, and not offered for
+    others; with a `compute_loss` of your own, say `global_loss=True` if it does. Not offered under FSDP, DeepSpeed and
+    DataParallel. (A callback that doubles gradient accumulation instead makes ranks diverge silently when it is called
+    off an optimizer's boundary.) The loss told is the one logged last.
     """
     from transformers import Trainer, TrainerCallback
 
@@ -65,8 +67,7 @@ def huggingface(trainer, job, global_loss=False, **options):
 
     def training_step(model, inputs, num_items_in_batch=None):
         # Without the number the loss is a mean over what is run at once: then nothing may be cut.
-        counted = num_items_in_batch is not None
-        parts = live.cut(inputs) if counted else live.whole(inputs, "the Trainer counts no items")
+        parts = live.cut(inputs, "" if num_items_in_batch is not None else "the Trainer counts no items")
         total = 0.0
         for piece in parts[:-1]:
             with trainer.accelerator.no_sync(model):
@@ -76,43 +77,37 @@ def huggingface(trainer, job, global_loss=False, **options):
 
     class RacksideCallback(TrainerCallback):
         def on_train_begin(self, args, state, control, model=None, **kwargs):
-            if not live.hook:
-                own_loss = type(trainer).compute_loss is not Trainer.compute_loss and not global_loss
-                obstacle = _hf_obstacle(trainer, own_loss) or live.inexact(model)
-                live.open(trainer._train_batch_size, args.gradient_accumulation_steps, obstacle)
+            kind = trainer.accelerator.distributed_type
+            kind = str(getattr(kind, "value", kind))
+            own = type(trainer).compute_loss is not Trainer.compute_loss
+            summed = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+            live.open(
+                trainer._train_batch_size,
+                args.gradient_accumulation_steps,
+                model,
+                (kind != "NO" and not kind.startswith("MULTI_"), "it is not tried under Accelerate's %s" % kind),
+                (args.n_gpu > 1, "DataParallel splits the batch itself"),
+                (getattr(trainer.accelerator, "parallelism_config", None) is not None, SHARED),
+                (own and not global_loss, "your compute_loss may not use num_items_in_batch (global_loss=True)"),
+                (not (own or summed), "this model's loss is a mean over what is run at once"),
+            )
 
-        def on_step_begin(self, args, state, control, **kwargs):
+        def on_step_begin(self, *arguments, **kwargs):
             live.begin()
 
-        def on_step_end(self, args, state, control, **kwargs):
+        def on_step_end(self, *arguments, **kwargs):
             live.end()
 
         def on_log(self, args, state, control, logs=None, **kwargs):
             live.loss = (logs or {}).get("loss", live.loss)
 
-        def on_train_end(self, args, state, control, **kwargs):
+        def on_train_end(self, *arguments, **kwargs):
             live.finish()
 
     trainer.training_step = training_step
     callback = RacksideCallback()
     trainer.add_callback(callback)
     return callback
-
-
-def _hf_obstacle(trainer, own_loss):
-    """Why a change would not be exact in this Trainer, or nothing."""
-    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
-    if kind != "NO" and not kind.startswith("MULTI_"):
-        return "it is not tried under Accelerate's %s" % kind
-    if trainer.args.n_gpu > 1:
-        return "DataParallel splits the batch itself"
-    if getattr(trainer.accelerator, "parallelism_config", None) is not None:
-        return "several processes share a data-parallel rank"
-    if own_loss:
-        return "this Trainer has its own compute_loss, which may not divide by the items of the whole batch"
-    if not (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None):
-        return "this model's loss is a mean over what is run at once"
-    return ""
 
 
 def lightning(job, batch, items=None, **options):
@@ -132,11 +127,19 @@ def lightning(job, batch, items=None, **options):
 
     class RacksideCallback(package.Callback):
         def on_train_start(self, trainer, module):
-            live.reached = -1
-            if not live.hook:
-                obstacle = _lightning_obstacle(trainer, module, items) or live.inexact(module)
-                live.open(batch, trainer.accumulate_grad_batches, obstacle)
-                _cut_strategy(trainer, module, live, items or (lambda _: 1))
+            strategies = [kind.__name__ for kind in type(trainer.strategy).__mro__]
+            tried = {"SingleDeviceStrategy", "DDPStrategy"} & set(strategies)
+            first, live.reached = live.hook is None, -1
+            live.open(
+                batch,
+                trainer.accumulate_grad_batches,
+                module,
+                (items is None, "the callback was not told what a batch's loss is the mean over (items=...)"),
+                (not module.automatic_optimization, "with manual optimization the script owns the step"),
+                (not tried, "it is not tried under %s" % strategies[0]),
+            )
+            if first:
+                _cut_strategy(trainer, module, live, items)
 
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
             if trainer.global_step != live.reached:  # else it accumulates: no boundary
@@ -144,29 +147,18 @@ def lightning(job, batch, items=None, **options):
                 live.begin()
 
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            if isinstance(outputs, dict) and "loss" in outputs:
-                if live.total is not None:
-                    outputs["loss"] = live.total
-                if trainer.global_step != live.reached and live.hook.rank == 0:  # only rank 0 tells it
-                    live.loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
+            told = isinstance(outputs, dict) and "loss" in outputs
+            if told and live.total is not None:
+                outputs["loss"] = live.total
             if trainer.global_step != live.reached:
+                if told and live.hook.rank == 0:  # a device is waited for only where the loss is told
+                    live.loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
                 live.end()
 
         def on_train_end(self, trainer, module):
             live.finish()
 
     return RacksideCallback()
-
-
-def _lightning_obstacle(trainer, module, items):
-    strategies = [kind.__name__ for kind in type(trainer.strategy).__mro__]
-    if items is None:
-        return "the callback was not told how many terms a batch's loss is the mean of (items=...)"
-    if not module.automatic_optimization:
-        return "with manual optimization the script owns the step"
-    if not {"SingleDeviceStrategy", "DDPStrategy"} & set(strategies):
-        return "it is not tried under %s" % strategies[0]
-    return ""
 
 
 def _cut_strategy(trainer, module, live, items):
@@ -181,9 +173,7 @@ def _cut_strategy(trainer, module, live, items):
     rest = []
 
     def weighed(output, weight):
-        if isinstance(output, dict):
-            return dict(output, loss=output["loss"] * weight)
-        return None if output is None else output * weight
+        return dict(output, loss=output["loss"] * weight) if isinstance(output, dict) else output * weight
 
     def training_step(batch, *arguments):
         live.total = None
@@ -191,7 +181,7 @@ def _cut_strategy(trainer, module, live, items):
         parts = live.cut(batch)
         counts = [items(piece) for piece in parts] if len(parts) > 1 else [1]
         # A mean over no term is not a number: such a piece is left out, unless the whole batch is like that.
-        parts = [(piece, counts[i] / float(sum(counts))) for i, piece in enumerate(parts) if counts[i]]
+        parts = [(piece, count / float(sum(counts))) for count, piece in zip(counts, parts) if count]  # noqa: B905
         if len(parts) < 2:
             return whole_step(batch, *arguments)
         rest.extend((piece, weight, arguments) for piece, weight in parts[1:])
@@ -235,22 +225,15 @@ def deepspeed(engine, job, batch=None, equal_tokens=False, **options):
     """
     size, ranks = engine.train_micro_batch_size_per_gpu(), _ranks()[1]
     share = size * engine.gradient_accumulation_steps()
-    total, batch = share * engine.dp_world_size, batch or size
+    batch = batch or size
     live = Live("deepspeed", job, dict({"microbatch": size}, **options))
-    obstacle = "" if equal_tokens else "DeepSpeed averages over microbatches, whatever the tokens in each"
-    if hasattr(engine, "train_batch"):
-        obstacle = "its pipeline engine sizes its buffers once"
-    elif engine.dp_world_size != ranks:
-        obstacle = "several processes share a data-parallel rank"
-    elif share % batch:
-        obstacle = "batches of %d do not add up to a step's %d samples" % (batch, share)
     whole_backward, whole_step = engine.backward, engine.step
 
     def begin():
         live.begin()
         if not live.obstacle and live.size != engine.train_micro_batch_size_per_gpu():
             engine.set_train_micro_batch_size(live.size)
-            engine.set_train_batch_size(total)
+            engine.set_train_batch_size(share * ranks)
             # The setters leave the microbatches run so far, and DeepSpeed finds the optimizer's boundary by dividing
             # those by the accumulation: without this the next step would end early or late.
             engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
@@ -270,7 +253,15 @@ def deepspeed(engine, job, batch=None, equal_tokens=False, **options):
             begin()
         return result
 
-    live.open(batch, max(1, share // batch), obstacle or live.inexact(engine.module))
+    live.open(
+        batch,
+        max(1, share // batch),
+        engine.module,
+        (not equal_tokens, AVERAGED),
+        (hasattr(engine, "train_batch"), "its pipeline engine sizes its buffers once"),
+        (engine.dp_world_size != ranks, SHARED),
+        (share % batch, "batches of %d do not add up to a step's %d samples" % (batch, share)),
+    )
     begin()
     engine.backward, engine.step = backward, step
     return live
@@ -284,12 +275,30 @@ def megatron(get_forward_backward_func, job, equal_tokens=False, arguments=None,
                                                       arguments=get_args)
 
     Megatron's num_microbatches_calculator asserts that its count never falls, so no halving by it could be taken back:
-    count, sampler and consumed samples stay as they are, and each of its microbatches runs in pieces.
-    Exact with `--calculate-per-token-loss`, or with `equal_tokens=True` when no token is masked, since Megatron else
-    averages over microbatches. `arguments` is Megatron's `get_args`; tensor parallelism needs it, since all but the
-    first of its ranks read the microbatch's size there.
+    count, sampler and consumed samples stay as they are, and each of its microbatches runs in pieces. Exact with
+    `--calculate-per-token-loss`, or with `equal_tokens=True` when no token is masked; else not offered, since Megatron
+    averages over microbatches. `arguments` is its `get_args`: with tensor parallelism, all but the first of those
+    ranks read the microbatch's size there.
     """
     live = Live("megatron", job, options)
+
+    def opened(call):
+        from megatron.core import parallel_state as state
+        from megatron.core.utils import get_model_config
+
+        model = call["model"][0] if isinstance(call["model"], list) else call["model"]
+        inner = state.get_model_parallel_group(), state.get_context_parallel_group()
+        first = all(group.rank() == 0 for group in inner)
+        live.place = state.get_data_parallel_rank(), state.get_data_parallel_world_size(), first
+        tensor = state.get_tensor_model_parallel_world_size() > 1
+        per_token = equal_tokens or getattr(get_model_config(model), "calculate_per_token_loss", False)
+        live.open(
+            call["micro_batch_size"],
+            call["num_microbatches"],
+            model,
+            (not per_token, AVERAGED),
+            (tensor and arguments is None, "ranks of tensor parallelism read the microbatch's size in get_args()"),
+        )
 
     @functools.wraps(get_forward_backward_func)
     def get(*given, **named):
@@ -300,7 +309,7 @@ def megatron(get_forward_backward_func, job, equal_tokens=False, arguments=None,
             if call.get("forward_only"):
                 return whole(**call)
             if not live.hook:
-                _open_megatron(live, call, equal_tokens, arguments)
+                opened(call)
             live.end()
             live.begin()
             return whole(**_megatron_call(live, call, arguments))
@@ -308,22 +317,6 @@ def megatron(get_forward_backward_func, job, equal_tokens=False, arguments=None,
         return forward_backward
 
     return get
-
-
-def _open_megatron(live, call, equal_tokens, arguments):
-    from megatron.core import parallel_state
-    from megatron.core.utils import get_model_config
-
-    model = call["model"][0] if isinstance(call["model"], list) else call["model"]
-    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    inner = parallel_state.get_model_parallel_group(), parallel_state.get_context_parallel_group()
-    obstacle = live.inexact(model)
-    if not (equal_tokens or getattr(get_model_config(model), "calculate_per_token_loss", False)):
-        obstacle = "without --calculate-per-token-loss Megatron averages over microbatches, whatever the tokens in each"
-    elif arguments is None and parallel_state.get_tensor_model_parallel_world_size() > 1:
-        obstacle = "the ranks of tensor parallelism read the microbatch's size in Megatron's arguments (arguments=...)"
-    place = rank, ranks, all(group.rank() == 0 for group in inner)
-    live.open(call["micro_batch_size"], call["num_microbatches"], obstacle, place)
 
 
 def _megatron_call(live, call, arguments):
@@ -335,11 +328,9 @@ def _megatron_call(live, call, arguments):
         left[0] -= 1
         if left[0] == 0:
             live.before_sync()
-        if arguments is None:
-            return forward_step(*given, **named)
         # Megatron's training loop counts consumed samples by the configured size: ours is there for a pass only.
-        found = arguments()
-        configured, found.micro_batch_size = found.micro_batch_size, live.size
+        found = arguments() if arguments else live
+        configured, found.micro_batch_size = getattr(found, "micro_batch_size", 0), live.size
         try:
             return forward_step(*given, **named)
         finally:
@@ -349,13 +340,10 @@ def _megatron_call(live, call, arguments):
         return None if batches is None else live.pieces(batches)
 
     feeds = call["data_iterator"]
-    return dict(
-        call,
-        num_microbatches=passes,
-        micro_batch_size=live.size,
-        data_iterator=[feed(batches) for batches in feeds] if isinstance(feeds, list) else feed(feeds),
-        forward_step_func=functools.wraps(forward_step)(forward),
-    )
+    feeds = [feed(batches) for batches in feeds] if isinstance(feeds, list) else feed(feeds)
+    forward = functools.wraps(forward_step)(forward)
+    call = dict(call, num_microbatches=passes, micro_batch_size=live.size)
+    return dict(call, data_iterator=feeds, forward_step_func=forward)
 
 
 def torchtitan(trainer, job, **options):
@@ -365,23 +353,21 @@ def torchtitan(trainer, job, **options):
     FSDP wants. Not offered with pipeline parallelism and CUDA graphs, which fix the batch's shape
     (`--training.disable_cuda_graphs`), nor in releases without `global_valid_tokens`.
     """
-    dims = trainer.parallel_dims
+    dims, training = trainer.parallel_dims, trainer.config.training
+    live, degree = Live("torchtitan", job, options), dims.dp_replicate * dims.dp_shard
     rank, processes, _ = _ranks()
-    degree = dims.dp_replicate * dims.dp_shard
-    shared = processes // max(1, degree)
-    live = Live("torchtitan", job, options)
-    obstacle = ""
-    if "global_valid_tokens" not in inspect.signature(trainer.forward_backward_step).parameters:
-        obstacle = "this release averages over microbatches, whatever the tokens in each"
-    elif dims.pp_enabled:
-        obstacle = "pipeline parallelism cuts the batch itself"
-    elif not getattr(trainer.config.training, "disable_cuda_graphs", True):
-        obstacle = "CUDA graphs fix the batch's shape"
-    obstacle = obstacle or live.inexact(trainer.model_parts[0])
     # Data-parallel ranks are outermost in torchtitan's mesh: the processes of one are neighbours.
-    place = rank // shared, degree, rank % shared == 0
-    live.open(trainer.config.training.local_batch_size, trainer.gradient_accumulation_steps, obstacle, place)
+    shared = max(1, processes // degree)
+    live.place = rank // shared, degree, rank % shared == 0
     whole_step, whole_pass = trainer.train_step, trainer.forward_backward_step
+    live.open(
+        training.local_batch_size,
+        trainer.gradient_accumulation_steps,
+        trainer.model_parts[0],
+        ("global_valid_tokens" not in inspect.signature(whole_pass).parameters, AVERAGED + " in this release"),
+        (dims.pp_enabled, "pipeline parallelism cuts the batch itself"),
+        (not getattr(training, "disable_cuda_graphs", True), "CUDA graphs fix the batch's shape"),
+    )
     left = [0]
 
     def train_step(*arguments, **named):
@@ -401,46 +387,40 @@ def torchtitan(trainer, job, **options):
             total = total + whole_pass(**dict(named, **piece)).detach()
         return total
 
-    trainer.train_step = train_step
-    if not obstacle:
-        trainer.forward_backward_step = forward_backward_step
+    trainer.train_step, trainer.forward_backward_step = train_step, forward_backward_step
     return trainer
 
 
 class Live(object):
-    """One process's hook in a trainer's loop: it begins steps, and cuts the trainer's batches into microbatches."""
+    """One process's hook in a trainer's loop: it begins steps, and cuts the trainer's batches into microbatches.
+
+    `place`: this process's data-parallel rank, their number, and whether it is the rank's first process.
+    """
 
     def __init__(self, framework, job, options):
-        self.hook, self.size, self.loss, self.total, self.reached = None, None, None, None, -1
-        self._framework, self._job, self._options = framework, job, dict(options)
+        self.hook, self.place, self.size, self.loss, self.total, self.reached = None, None, 0, None, None, -1
+        self._options = dict(options, job=job, framework=framework)
         self.obstacle, self._dropout = self._options.pop("obstacle", ""), self._options.pop("dropout", False)
-        self._began, self._took, self._tokens, self._warned = None, None, 0, False
+        self._began, self._took, self._warned = None, None, False
 
-    def open(self, batch, passes, obstacle="", place=None):
-        """Make the hook, for `passes` batches of `batch` samples a step on each rank; once for a process, since a
-        second one of the same name would read the commands of the first. `place`: this process's data-parallel rank,
-        their number, and whether it is the rank's first process, where it may not be."""
+    def open(self, batch, passes, model, *obstacles):
+        """Make the hook, for `passes` batches of `batch` samples a step on each rank; the first obstacle that holds is
+        why no change is offered. Once for a process: a second hook of the name would read the first one's commands."""
+        if self.hook:
+            return
         rank, ranks, store = _ranks()
-        rank, ranks, first = place or (rank, ranks, True)
-        self.obstacle = self.obstacle or obstacle
+        rank, ranks, first = self.place or (rank, ranks, True)
+        found = [self.obstacle] + [why for holds, why in obstacles if holds] + [self._inexact(model)]
+        self.obstacle = next(filter(None, found), "")
         begin = self._options.pop("microbatch", batch)
-        self.hook = Hook(
-            job=self._job,
-            framework=self._framework,
-            rank=rank,
-            world_size=ranks,
-            store=store,
-            microbatch=begin,
-            fits=[begin] if self.obstacle else [m for m in range(1, batch + 1) if batch % m == 0],
-            global_batch=batch * passes * ranks,
-            rebalance=False,
-            follows=not first,
-            **self._options,
-        )
+        fits = [begin] if self.obstacle else [m for m in range(1, batch + 1) if batch % m == 0]
+        total = batch * passes * ranks
+        options = dict(self._options, microbatch=begin, global_batch=total, fits=fits, rebalance=False)
+        self.hook = Hook(rank=rank, world_size=ranks, store=store, follows=not first, **options)
         if self.obstacle and rank == 0 and first:
             self._warn("the console can pause this job but not change its microbatch, since %s" % self.obstacle)
 
-    def inexact(self, model):
+    def _inexact(self, model):
         """A layer whose result depends on which samples run together, or is drawn anew in each pass."""
         for name, module in model.named_modules():
             kind = type(module).__name__
@@ -449,13 +429,13 @@ class Live(object):
             names = ("p",) if "Dropout" in kind else ("dropout", "attention_dropout")
             drawn = [getattr(module, name, 0) for name in names]
             if not self._dropout and any(isinstance(p, float) and p > 0 for p in drawn):
-                return "%s has dropout, which is drawn anew in each pass (dropout=True allows for it)" % (name or kind)
+                return "%s has dropout, which is drawn anew in each pass (dropout=True)" % (name or kind)
         return ""
 
     def begin(self):
         """Between two optimizer steps, on every rank: tell of the one that ended, take the settings of the next."""
-        self.size = self.hook.step(loss=self.loss, tokens=self._tokens or None, step_time_s=self._took).microbatch
-        self._tokens, self._took, self._began = 0, None, time.monotonic()
+        self.size = self.hook.step(loss=self.loss, step_time_s=self._took).microbatch
+        self._took, self._began = None, time.monotonic()
 
     def end(self):
         """The optimizer has stepped: what comes before the next step, an evaluation say, is not the step's time."""
@@ -472,24 +452,20 @@ class Live(object):
         if self.hook:
             self.hook.before_sync()
 
-    def cut(self, batch):
+    def cut(self, batch, obstacle=""):
         """A batch in pieces of the microbatch, or whole where that cannot be."""
         if not self.hook or self.obstacle:
             return [batch]
-        sizes = {len(tensor) for tensor in tensors_in(batch)}
-        if len(sizes) != 1:
-            return self.whole(batch, "its tensors do not share a first dimension")
-        total, first = sizes.pop(), tensors_in(batch)[0]
-        self._tokens += total * (first.shape[1] if len(first.shape) > 1 else 1) * self.hook.world_size
+        tensors = []
+        walk(batch, tensors.append)
+        total = len(tensors[0]) if tensors else 0
+        if obstacle or {len(tensor) for tensor in tensors} != {total}:
+            why = obstacle or "its tensors do not share a first dimension"
+            self._warn("a batch runs whole, whatever the microbatch, since %s" % why)
+            return [batch]
         if total <= self.size:
             return [batch]
-        return [part(batch, i, i + self.size, total) for i in range(0, total, self.size)]
-
-    def whole(self, batch, why):
-        """A batch that is not cut, although the console may have asked for less."""
-        if self.size and not self.obstacle:
-            self._warn("a batch runs whole, whatever the microbatch, since %s" % why)
-        return [batch]
+        return [walk(batch, lambda tensor, i=i: tensor[i : i + self.size]) for i in range(0, total, self.size)]
 
     def pieces(self, batches):
         """The loader's batches, each in pieces of the size that holds when it is asked for; none is taken ahead."""
@@ -512,27 +488,15 @@ def _ranks():
     return dist.get_rank(), dist.get_world_size(), dist.PrefixStore("hook", dist.distributed_c10d._get_default_store())
 
 
-def tensors_in(batch):
-    """Everything with a first dimension in a batch of dicts, lists and tuples."""
-    if len(getattr(batch, "shape", ())) > 0:
-        return [batch]
+def walk(batch, leaf):
+    """The same structure of dicts, lists and tuples, with `leaf` of each tensor, and of each list of plain values."""
+    several = isinstance(batch, (list, tuple))
+    plain = several and batch and all(isinstance(value, (str, int, float)) for value in batch)
+    if plain or len(getattr(batch, "shape", ())) > 0:
+        return leaf(batch)
     if hasattr(batch, "items"):
-        return [found for _, value in batch.items() for found in tensors_in(value)]
-    if isinstance(batch, (list, tuple)):
-        return [found for value in batch for found in tensors_in(value)]
-    return []
-
-
-def part(batch, first, last, total):
-    """Samples `first` to `last` of a batch of `total`, in the same structure."""
-    if len(getattr(batch, "shape", ())) > 0:
-        return batch[first:last]
-    if hasattr(batch, "items"):
-        return {name: part(value, first, last, total) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*[part(value, first, last, total) for value in batch])
-    if isinstance(batch, (list, tuple)):
-        if not tensors_in(batch) and len(batch) == total:
-            return batch[first:last]  # one value a sample: names, texts
-        return type(batch)([part(value, first, last, total) for value in batch])
-    return batch
+        return {name: walk(value, leaf) for name, value in batch.items()}
+    if not several:
+        return batch
+    found = [walk(value, leaf) for value in batch]
+    return type(batch)(*found) if hasattr(batch, "_fields") else type(batch)(found)
