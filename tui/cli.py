@@ -332,7 +332,7 @@ def _hook(given: Any) -> int:
     if given.trainer and given.trainer not in names:
         raise ProfileError(f"There is no adapter for {given.trainer}; there are {', '.join(names)}.")
     found = rackside_trainers if given.trainer else rackside_hook
-    print(Path(found.__file__).read_text(encoding="utf-8"), end="")
+    print(Path(str(found.__file__)).read_text(encoding="utf-8"), end="")
     return 0
 
 

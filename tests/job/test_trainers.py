@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rackside_trainers
 
@@ -170,3 +171,64 @@ def test_an_unknown_trainer_is_told_in_a_sentence() -> None:
     assert printed.returncode == 2
     assert "no adapter for jax; there are ddp, fsdp, huggingface" in printed.stderr
     assert "Traceback" not in printed.stderr
+
+
+class Layer:
+    """What a model and its modules show of themselves."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def named_modules(self) -> list[tuple[str, Any]]:
+        return [("", self), ("inner", self)]
+
+
+class Dropout(Layer):
+    pass
+
+
+class BatchNorm1d(Layer):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "why"),
+    [
+        (Layer(), {"obstacle": "experts are balanced by microbatch"}, "experts are balanced"),
+        (Dropout(p=0.1), {}, "dropout, which is drawn anew"),
+        (Layer(attention_dropout=0.1), {}, "dropout, which is drawn anew"),
+        (BatchNorm1d(), {"dropout": True}, "normalises over the samples that run together"),
+    ],
+)
+def test_what_would_not_be_exact_is_not_offered(
+    model: Layer, options: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rackside_trainers, "_ranks", lambda: (0, 1, None))
+    os.chmod(tmp_path, 0o700)
+    live = rackside_trainers.Live("any", "job", {"directory": str(tmp_path), "microbatch": 1, **options})
+    with pytest.warns(RuntimeWarning, match=why):
+        live.open(4, 2, model)
+    assert live.hook._facts["can"] == ["pause", "resume"]
+    live.begin()
+    assert live.size == 4, "the loader's batch, whatever was wished for"
+    assert live.cut([1, 2, 3, 4]) == [[1, 2, 3, 4]]
+    live.hook.close()
+
+
+def test_a_batch_is_cut_in_its_own_structure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Dropout that is allowed for, an odd last batch, texts beside arrays, and a batch that cannot be cut."""
+    monkeypatch.setattr(rackside_trainers, "_ranks", lambda: (0, 1, None))
+    os.chmod(tmp_path, 0o700)
+    options = {"directory": str(tmp_path), "microbatch": 2, "dropout": True}
+    live = rackside_trainers.Live("any", "job", options)
+    live.open(4, 2, Dropout(p=0.1))
+    assert live.hook.fits == [1, 2, 4]
+    live.begin()
+    rows = np.arange(6).reshape(3, 2)
+    first, last = live.cut({"x": (rows, rows + 1), "names": ["a", "b", "c"], "scale": 2.0})
+    assert (first["names"], last["names"]) == (["a", "b"], ["c"])
+    assert [len(array) for array in (*first["x"], *last["x"])] == [2, 2, 1, 1]
+    assert first["scale"] == last["scale"] == 2.0
+    with pytest.warns(RuntimeWarning, match="do not share a first dimension"):
+        assert len(live.cut([rows, rows[:2]])) == 1
+    live.hook.close()

@@ -429,6 +429,7 @@ def megatron(options: argparse.Namespace, gate: Gate, job: str) -> Any:
         unset_num_microbatches_calculator,
     )
     from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.rerun_state_machine import RerunDataIterator
     from megatron.core.transformer import TransformerConfig
     from torch.overrides import TorchFunctionMode
 
@@ -483,7 +484,7 @@ def megatron(options: argparse.Namespace, gate: Gate, job: str) -> Any:
             forward_only=forward_only,
         )
 
-    data = loaded(options)
+    data = RerunDataIterator(loaded(options))
     with OnCpu():
         for step in range(1, options.steps + 1):
             optimizer.zero_grad()

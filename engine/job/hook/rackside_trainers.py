@@ -72,13 +72,12 @@ def huggingface(trainer, job, global_loss=False, **options):
         for piece in parts[:-1]:
             with trainer.accelerator.no_sync(model):
                 total = total + whole_step(model, piece, num_items_in_batch)
-        live.before_sync()
+        live.hook.before_sync()
         return total + whole_step(model, parts[-1], num_items_in_batch)
 
     class RacksideCallback(TrainerCallback):
         def on_train_begin(self, args, state, control, model=None, **kwargs):
-            kind = trainer.accelerator.distributed_type
-            kind = str(getattr(kind, "value", kind))
+            kind = trainer.accelerator.distributed_type.value
             own = type(trainer).compute_loss is not Trainer.compute_loss
             summed = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
             live.open(
@@ -89,6 +88,7 @@ def huggingface(trainer, job, global_loss=False, **options):
                 (args.n_gpu > 1, "DataParallel splits the batch itself"),
                 (getattr(trainer.accelerator, "parallelism_config", None) is not None, SHARED),
                 (own and not global_loss, "your compute_loss may not use num_items_in_batch (global_loss=True)"),
+                (trainer.label_smoother is not None, "label smoothing takes a mean, too, in some releases"),
                 (not (own or summed), "this model's loss is a mean over what is run at once"),
             )
 
@@ -100,9 +100,6 @@ def huggingface(trainer, job, global_loss=False, **options):
 
         def on_log(self, args, state, control, logs=None, **kwargs):
             live.loss = (logs or {}).get("loss", live.loss)
-
-        def on_train_end(self, *arguments, **kwargs):
-            live.finish()
 
     trainer.training_step = training_step
     callback = RacksideCallback()
@@ -129,8 +126,8 @@ def lightning(job, batch, items=None, **options):
         def on_train_start(self, trainer, module):
             strategies = [kind.__name__ for kind in type(trainer.strategy).__mro__]
             tried = {"SingleDeviceStrategy", "DDPStrategy"} & set(strategies)
-            first, live.reached = live.hook is None, -1
-            live.open(
+            live.reached = -1
+            made = live.open(
                 batch,
                 trainer.accumulate_grad_batches,
                 module,
@@ -138,7 +135,7 @@ def lightning(job, batch, items=None, **options):
                 (not module.automatic_optimization, "with manual optimization the script owns the step"),
                 (not tried, "it is not tried under %s" % strategies[0]),
             )
-            if first:
+            if made:
                 _cut_strategy(trainer, module, live, items)
 
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -154,9 +151,6 @@ def lightning(job, batch, items=None, **options):
                 if told and live.hook.rank == 0:  # a device is waited for only where the loss is told
                     live.loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
                 live.end()
-
-        def on_train_end(self, trainer, module):
-            live.finish()
 
     return RacksideCallback()
 
@@ -190,7 +184,7 @@ def _cut_strategy(trainer, module, live, items):
 
     def backward(loss, optimizer, *arguments, **named):
         if not rest:
-            live.before_sync()
+            live.hook.before_sync()
             return whole_backward(loss, optimizer, *arguments, **named)
         live.total = loss.detach().clone()
         with quiet():
@@ -205,7 +199,7 @@ def _cut_strategy(trainer, module, live, items):
                 loss = (output["loss"] if isinstance(output, dict) else output) / trainer.accumulate_grad_batches
                 live.total += loss.detach()
                 if not rest:
-                    live.before_sync()
+                    live.hook.before_sync()
                 loss = whole_backward(loss, optimizer, *arguments, **named)
         return loss
 
@@ -226,7 +220,9 @@ def deepspeed(engine, job, batch=None, equal_tokens=False, **options):
     size, ranks = engine.train_micro_batch_size_per_gpu(), _ranks()[1]
     share = size * engine.gradient_accumulation_steps()
     batch = batch or size
-    live = Live("deepspeed", job, dict({"microbatch": size}, **options))
+    if share % batch:
+        raise ValueError("Batches of %d do not add up to the %d samples of a step." % (batch, share))
+    live = Live("deepspeed", job, options)
     whole_backward, whole_step = engine.backward, engine.step
 
     def begin():
@@ -241,7 +237,7 @@ def deepspeed(engine, job, batch=None, equal_tokens=False, **options):
     @functools.wraps(whole_backward)
     def backward(*arguments, **named):
         if engine.is_gradient_accumulation_boundary():
-            live.before_sync()
+            live.hook.before_sync()
         return whole_backward(*arguments, **named)
 
     @functools.wraps(whole_step)
@@ -255,12 +251,12 @@ def deepspeed(engine, job, batch=None, equal_tokens=False, **options):
 
     live.open(
         batch,
-        max(1, share // batch),
+        share // batch,
         engine.module,
         (not equal_tokens, AVERAGED),
         (hasattr(engine, "train_batch"), "its pipeline engine sizes its buffers once"),
         (engine.dp_world_size != ranks, SHARED),
-        (share % batch, "batches of %d do not add up to a step's %d samples" % (batch, share)),
+        begin=size,
     )
     begin()
     engine.backward, engine.step = backward, step
@@ -327,7 +323,7 @@ def _megatron_call(live, call, arguments):
     def forward(*given, **named):
         left[0] -= 1
         if left[0] == 0:
-            live.before_sync()
+            live.hook.before_sync()
         # Megatron's training loop counts consumed samples by the configured size: ours is there for a pass only.
         found = arguments() if arguments else live
         configured, found.micro_batch_size = getattr(found, "micro_batch_size", 0), live.size
@@ -336,8 +332,8 @@ def _megatron_call(live, call, arguments):
         finally:
             found.micro_batch_size = configured
 
-    def feed(batches):  # a rank of a middle stage reads no data
-        return None if batches is None else live.pieces(batches)
+    def feed(batches):  # a rank of a middle stage reads no data; Megatron's own iterator offers next() alone
+        return None if batches is None else live.pieces(iter(lambda: next(batches), None))
 
     feeds = call["data_iterator"]
     feeds = [feed(batches) for batches in feeds] if isinstance(feeds, list) else feed(feeds)
@@ -383,7 +379,7 @@ def torchtitan(trainer, job, **options):
         parts = live.cut({"input_dict": named.pop("input_dict"), "labels": named.pop("labels")})
         for number, piece in enumerate(parts):
             if left[0] <= 0 and number == len(parts) - 1:
-                live.before_sync()
+                live.hook.before_sync()
             total = total + whole_pass(**dict(named, **piece)).detach()
         return total
 
@@ -401,24 +397,28 @@ class Live(object):
         self.hook, self.place, self.size, self.loss, self.total, self.reached = None, None, 0, None, None, -1
         self._options = dict(options, job=job, framework=framework)
         self.obstacle, self._dropout = self._options.pop("obstacle", ""), self._options.pop("dropout", False)
-        self._began, self._took, self._warned = None, None, False
+        self._began, self._took, self._never = None, None, True
 
-    def open(self, batch, passes, model, *obstacles):
+    def open(self, batch, passes, model, *obstacles, begin=None):
         """Make the hook, for `passes` batches of `batch` samples a step on each rank; the first obstacle that holds is
-        why no change is offered. Once for a process: a second hook of the name would read the first one's commands."""
+        why no change is offered. Once for a process (then True): a second hook would read the first one's commands."""
         if self.hook:
-            return
+            return False
         rank, ranks, store = _ranks()
         rank, ranks, first = self.place or (rank, ranks, True)
         found = [self.obstacle] + [why for holds, why in obstacles if holds] + [self._inexact(model)]
         self.obstacle = next(filter(None, found), "")
-        begin = self._options.pop("microbatch", batch)
+        wanted = self._options.pop("microbatch", batch)
+        begin = begin or (batch if self.obstacle else wanted)
+        self._never = bool(self.obstacle) and begin == batch
         fits = [begin] if self.obstacle else [m for m in range(1, batch + 1) if batch % m == 0]
         total = batch * passes * ranks
         options = dict(self._options, microbatch=begin, global_batch=total, fits=fits, rebalance=False)
         self.hook = Hook(rank=rank, world_size=ranks, store=store, follows=not first, **options)
         if self.obstacle and rank == 0 and first:
-            self._warn("the console can pause this job but not change its microbatch, since %s" % self.obstacle)
+            text = "rackside: the console can pause this job but not change its microbatch, since %s."
+            warnings.warn(text % self.obstacle, RuntimeWarning, 3)
+        return True
 
     def _inexact(self, model):
         """A layer whose result depends on which samples run together, or is drawn anew in each pass."""
@@ -442,26 +442,16 @@ class Live(object):
         if self._began is not None:
             self._took, self._began = time.monotonic() - self._began, None
 
-    def finish(self):
-        """Training is over: tell of the last step. The hook stays until the process ends."""
-        if self.hook and self._took is not None:
-            self.begin()
-            self._began = None
-
-    def before_sync(self):
-        if self.hook:
-            self.hook.before_sync()
-
     def cut(self, batch, obstacle=""):
         """A batch in pieces of the microbatch, or whole where that cannot be."""
-        if not self.hook or self.obstacle:
+        if self._never:
             return [batch]
         tensors = []
         walk(batch, tensors.append)
         total = len(tensors[0]) if tensors else 0
         if obstacle or {len(tensor) for tensor in tensors} != {total}:
             why = obstacle or "its tensors do not share a first dimension"
-            self._warn("a batch runs whole, whatever the microbatch, since %s" % why)
+            warnings.warn("rackside: a batch runs whole, since %s." % why, RuntimeWarning, 3)
             return [batch]
         if total <= self.size:
             return [batch]
@@ -472,11 +462,6 @@ class Live(object):
         for batch in batches:
             for piece in self.cut(batch):
                 yield piece
-
-    def _warn(self, what):
-        if not self._warned:
-            self._warned = True
-            warnings.warn("rackside: %s." % what, RuntimeWarning, 3)
 
 
 def _ranks():
