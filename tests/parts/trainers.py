@@ -328,12 +328,11 @@ def lightning(options: argparse.Namespace, gate: Gate, job: str) -> Any:
 
 def deepspeed(options: argparse.Namespace, gate: Gate, job: str) -> Any:
     import deepspeed as ds
-    import deepspeed.comm.torch
     import rackside_trainers
     import torch
 
-    # Its shared-memory collective is compiled at the first start, for half a minute; gloo's own does as well.
-    deepspeed.comm.torch.build_shm_op = lambda: None
+    # Its shared-memory collective is compiled at the first start, for a minute; gloo's own does as well.
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     model = gate.watch(small_model().float())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
     engine, *_ = ds.initialize(
