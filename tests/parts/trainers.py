@@ -2,8 +2,8 @@
 
     echo huggingface DIR | python -m tests.parts.trainers
 
-Each rank trains untouched, then from the same start with the hook, and saves both ends; then once more, and rank 1 dies
-in it. The hooked run goes no further than the step that DIR/step-allowed names, so that a test need not race it;
+Each rank trains untouched, then from the same start with the hook, and saves both ends; then once more, and one rank
+dies in it. The hooked run goes no further than the step that DIR/step-allowed names, so that a test need not race it;
 DIR/step-reached says which step it stands in.
 """
 
@@ -31,6 +31,8 @@ LOADED, PASSES = 4, 2
 SHARE = LOADED * PASSES
 EVALUATED, SAVED, DEADLY = 5, 8, 3
 """An evaluation and a checkpoint follow these steps; in this one a rank dies."""
+DIES = {"ddp": 0}
+"""The rank that dies, if not 1: the one that holds the store and serves the hook."""
 
 
 def write(path: Path, text: str) -> None:
@@ -48,7 +50,7 @@ class Gate:
     """Where the hooked run waits for its test, and where a rank dies; notes what each pass is given."""
 
     def __init__(self, options: argparse.Namespace, run: str) -> None:
-        self.folder, self.rank = Path(options.folder), options.rank
+        self.folder, self.rank, self.framework = Path(options.folder), options.rank, options.framework
         self.waits, self.deadly = run == "hooked", run == "dying"
         self.samples, self.number = 0, 0
         self.order: list[int] = []
@@ -71,7 +73,7 @@ class Gate:
                 self.wait("evaluation", 1)
                 return
             step = self.number or self.samples // SHARE + 1
-            if self.deadly and self.rank == 1 and step == DEADLY:
+            if self.deadly and self.rank == DIES.get(self.framework, 1) and step == DEADLY:
                 os.kill(os.getpid(), signal.SIGKILL)
             self.wait("step", step)
             self.samples += len(tokens)
@@ -341,7 +343,7 @@ def deepspeed(options: argparse.Namespace, gate: Gate, job: str) -> Any:
         config={
             "train_micro_batch_size_per_gpu": LOADED,
             "gradient_accumulation_steps": PASSES,
-            "zero_optimization": {"stage": options.stage},
+            "zero_optimization": {"stage": 3 if options.framework == "deepspeed-zero3" else 1},
             "zero_allow_untested_optimizer": True,
         },
     )
@@ -528,12 +530,14 @@ LOOPS: dict[str, tuple[Loop, str]] = {
     "huggingface": (huggingface, "transformers.trainer"),
     "lightning": (lightning, "lightning.pytorch"),
     "deepspeed": (deepspeed, "deepspeed"),
+    "deepspeed-zero3": (deepspeed, "deepspeed"),
     "megatron": (megatron, "megatron.core"),
     "torchtitan": (torchtitan, "torch.distributed.fsdp"),
 }
 """Each loop with what it imports."""
 LATE = {
     "huggingface": ["accelerate", "transformers.models.llama.modeling_llama", "transformers.integrations"],
+    "deepspeed-zero3": ["deepspeed.runtime.zero.stage3", "deepspeed.ops", "deepspeed.comm.torch"],
     "deepspeed": ["deepspeed.runtime.zero.stage_1_and_2", "deepspeed.ops", "deepspeed.comm.torch"],
     "megatron": ["megatron.core.transformer", "megatron.core.pipeline_parallel"],
 }
@@ -599,7 +603,6 @@ def main() -> None:
     """PyTorch is imported once, for all the jobs that are asked for: `framework folder`, one a line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--stage", type=int, default=1)
     parser.add_argument("--timeout-s", type=float, default=60.0)
     options = parser.parse_args()
     os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
