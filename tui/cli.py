@@ -146,7 +146,14 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--seconds", type=_count, default=20, metavar="S", help="poll, hook, tui: default: %(default)s")
     bench.add_argument("--gpus", type=_count, default=8192, metavar="N", help="prometheus, tui: default: %(default)s")
     bench.add_argument("--json", action="store_true", help="one JSON object")
-    commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
+    hook = commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
+    hook.add_argument(
+        "--for",
+        dest="trainer",
+        metavar="NAME",
+        help="print rackside_trainers.py, its adapters, instead: ddp, fsdp, huggingface, lightning, deepspeed, "
+        "megatron, torchtitan",
+    )
     profiles = commands.add_parser("profiles", help="list the built-in profiles, or check a file")
     profiles.add_argument("kind", nargs="?", help="device, node type, model, cluster, plan, policy or stack")
     profiles.add_argument("name", nargs="?", help="a name or a file to check")
@@ -352,8 +359,15 @@ def _hook(given: Any) -> int:
     from pathlib import Path
 
     import rackside_hook
+    import rackside_trainers
 
-    print(Path(rackside_hook.__file__).read_text(encoding="utf-8"), end="")
+    from engine.profile import ProfileError
+
+    names = rackside_trainers.FRAMEWORKS
+    if given.trainer and given.trainer not in names:
+        raise ProfileError(f"There is no adapter for {given.trainer}; there are {', '.join(names)}.")
+    found = rackside_trainers if given.trainer else rackside_hook
+    print(Path(str(found.__file__)).read_text(encoding="utf-8"), end="")
     return 0
 
 

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from rackside_hook import Hook, even_split, fitting_microbatches, make_settings, split_for
 
 from engine.job import ProtocolError, decode_line
+from engine.sim.job import MemoryStore
 from tests.parts.jobs import attached
 from tests.parts.waiting import until
 
@@ -168,6 +169,48 @@ def test_a_name_cannot_leave_the_directory(folder: Path) -> None:
 def test_a_trainer_that_is_wrong_is_told(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Hook("job", **arguments)
+
+
+def test_where_ranks_must_run_as_many_only_an_even_split_fits(folder: Path) -> None:
+    """FSDP: 12 samples in microbatches of 4 would be two on one rank and one on the other."""
+    ranks = {"global_batch": 12, "world_size": 2, "store": MemoryStore(), "directory": str(folder)}
+    with Hook("even", microbatch=2, rebalance=False, **ranks) as even, Hook("any", microbatch=2, **ranks) as uneven:
+        assert (even.fits, uneven.fits) == ([1, 2, 3, 6], [1, 2, 3, 4, 6])
+    with Hook("loader", microbatch=2, fits=[1, 2], **ranks) as narrowed:
+        assert narrowed.fits == [1, 2]
+    with Hook("fixed", microbatch=2, fits=[2], rebalance=False, **ranks) as fixed:
+        assert fixed._facts["can"] == ["pause", "resume"]
+
+
+async def test_further_processes_of_a_rank_follow_it(folder: Path) -> None:
+    """Two data-parallel ranks of two processes each, as in tensor parallelism: one serves, all change at one step."""
+    store = MemoryStore()
+    places = [(0, False), (0, True), (1, False), (1, True)]
+    hooks = [
+        Hook("job", 4, 16, rank=rank, world_size=2, store=store, directory=str(folder), follows=follows)
+        for rank, follows in places
+    ]
+    assert [hook._server is not None for hook in hooks] == [True, False, False, False]
+    settings = [hook.step() for hook in hooks]
+    async with attached(folder / "job.sock") as console:
+        doing = asyncio.create_task(console.does("m", "microbatch", microbatch=2))
+        await until(lambda: hooks[0]._server.commands)
+        for _ in range(3):
+            settings = [hook.step() for hook in hooks]
+            assert len({(s.step, s.microbatch) for s in settings}) == 1
+        assert (await doing).step == 3
+        paused = asyncio.create_task(console.does("p", "pause", seconds=100))
+        await until(lambda: hooks[0]._server.commands)
+        for hook in hooks:
+            hook.step()
+        waiting = asyncio.gather(*(asyncio.to_thread(hook.step) for hook in hooks))
+        await until(lambda: hooks[0]._server.paused_until)
+        assert (await paused).state == "applied"
+        assert (await console.does("r", "resume")).state == "applied"
+        settings = await waiting
+    assert {(s.step, s.microbatch) for s in settings} == {(6, 2)}
+    for hook in hooks:
+        hook.close()
 
 
 async def test_a_command_takes_effect_at_the_step_that_it_names(hook: Hook, folder: Path) -> None:

@@ -17,7 +17,8 @@ job because of its own trouble: it warns once and the job goes on without it.
 A change leaves training the same up to rounding if each step uses the fixed samples that `Settings.samples` hands
 out, the loss is divided by the tokens of the whole global batch, randomness is keyed by sample, and each rank
 synchronises its gradients once a step. FSDP wants the same number of microbatches on every rank: pass
-`rebalance=False` there. `Hook(job=...)` alone shows the job without offering changes.
+`rebalance=False` there, and only microbatches that split evenly are taken. `Hook(job=...)` alone shows the job without
+offering changes. Trainers that own their loop have adapters: `rackside hook --for NAME > rackside_trainers.py`.
 """
 
 import atexit
@@ -94,10 +95,10 @@ def split_for(microbatch, before, global_batch):
     return even_split(global_batch // microbatch, len(samples))
 
 
-def fitting_microbatches(global_batch, ranks, most=None):
-    """Microbatches that divide the global batch and leave at least one for each rank."""
+def fitting_microbatches(global_batch, ranks, most=None, evenly=False):
+    """Microbatches that divide the global batch and leave at least one for each rank, or `evenly` as many."""
     top = min(global_batch // ranks, most or global_batch)
-    return [m for m in range(1, top + 1) if global_batch % m == 0]
+    return [m for m in range(1, top + 1) if global_batch % (m * ranks if evenly else m) == 0]
 
 
 class Refused(Exception):
@@ -112,7 +113,12 @@ def whole(value, name):
 
 
 class Hook(object):
-    """One for each data-parallel rank. `store` is the process group's key-value store (set, get, add)."""
+    """One for each data-parallel rank. `store` is the process group's key-value store (set, get, add).
+
+    `fits`: the only microbatches that the trainer can run, where its loader narrows them. `follows`: this is a further
+    process of the data-parallel rank (of tensor, pipeline or context parallelism): it keeps to what all agreed on, and
+    neither serves nor writes.
+    """
 
     def __init__(
         self,
@@ -131,6 +137,8 @@ class Hook(object):
         max_microbatch=None,
         rebalance=True,
         max_pause_s=PAUSE_S,
+        fits=None,
+        follows=False,
     ):
         if not (0 <= rank < world_size):
             raise ValueError("rank %d is not one of the %d ranks 0 to %d." % (rank, world_size, world_size - 1))
@@ -138,13 +146,14 @@ class Hook(object):
             raise ValueError("%d ranks need the process group's store to change at the same step." % world_size)
         changeable = global_batch is not None
         global_batch = global_batch or microbatch * world_size
-        fits = fitting_microbatches(global_batch, world_size, max_microbatch)
+        able = fitting_microbatches(global_batch, world_size, max_microbatch, evenly=not rebalance)
+        fits = [m for m in able if fits is None or m in fits]
         if microbatch not in fits:
             raise ValueError(
                 "microbatch %d does not fit a global batch of %d on %d ranks; %s do."
                 % (microbatch, global_batch, world_size, ", ".join(map(str, fits)) or "none")
             )
-        self.job, self.rank, self.world_size = job, rank, world_size
+        self.job, self.rank, self.world_size, self.fits = job, rank, world_size, fits
         self.global_batch, self.max_microbatch, self.max_pause_s = global_batch, max_microbatch, max_pause_s
         self._store, self._prefix = store, "rackside/%s/" % job
         self.settings = make_settings(0, microbatch, even_split(global_batch // microbatch, world_size))
@@ -153,8 +162,10 @@ class Hook(object):
         self._pauses, self._pause_until, self._pause_ids, self._closed = 0, None, [], False
         self._pid, self._ranks, self._server = os.getpid(), None, None
         place = {"rank": rank, "host": host or socket.gethostname(), "pid": os.getpid(), "device": device}
-        self._register(place)
-        if rank == 0:
+        self._leads = rank == 0 and not follows
+        if not follows:
+            self._register(place)
+        if self._leads:
             self._facts = {
                 "job": job,
                 "pid": os.getpid(),
@@ -164,7 +175,7 @@ class Hook(object):
                 "global_batch": global_batch,
                 "tokens_per_sample": tokens_per_sample,
                 "plan": plan,
-                "can": _can(rebalance, max_pause_s) if changeable else [],
+                "can": _can(len(fits) > 1, rebalance, max_pause_s) if changeable else [],
                 "max_pause_s": max_pause_s,
             }
             self._serve(directory)
@@ -340,7 +351,7 @@ class Hook(object):
         server, until, key = self._server, self._pause_until, self._prefix + "resumed"
         self._pause_until = None
         self._pauses += 1
-        if self.rank == 0:
+        if self._leads:
             if server is not None:
                 server.paused(number, time.time() + until - time.monotonic())
             while time.monotonic() < until and not self._closed and not (server is not None and server.resuming):
@@ -360,11 +371,10 @@ class Hook(object):
         total = self.global_batch
         if command["do"] == "microbatch":
             m = whole(command.get("microbatch"), "microbatch")
-            fits = fitting_microbatches(total, self.world_size, self.max_microbatch)
-            if m not in fits:
+            if m not in self.fits:
                 raise Refused(
                     "Microbatch %d does not fit the global batch of %d on %d ranks; %s would."
-                    % (m, total, self.world_size, ", ".join(map(str, fits)))
+                    % (m, total, self.world_size, ", ".join(map(str, self.fits)))
                 )
             if command.get("microbatches") is None:
                 return make_settings(now.step, m, split_for(m, now, total))
@@ -380,8 +390,8 @@ class Hook(object):
         return make_settings(now.step, m, counts)
 
 
-def _can(rebalance, max_pause_s):
-    return ["microbatch"] + ["rebalance"] * bool(rebalance) + ["pause", "resume"] * bool(max_pause_s)
+def _can(resize, rebalance, max_pause_s):
+    return ["microbatch"] * bool(resize) + ["rebalance"] * bool(rebalance) + ["pause", "resume"] * bool(max_pause_s)
 
 
 def finite(value):
