@@ -126,7 +126,9 @@ class Control:
             ticks += 1
             await asyncio.sleep(max(0.0, began + ticks * interval - time.monotonic()))
             before, self.snapshot = self.snapshot, self.store.publish(time.time())
+            await asyncio.sleep(0)  # keys are answered between the steps of a look
             self.watch.look(self.snapshot, max(0.0, self.snapshot.time - before.time))
+            await asyncio.sleep(0)
             self.jobs.look(self.snapshot)
             self._measure()
             self.alarming.look(self.amiss(), self.snapshot.time)

@@ -26,6 +26,7 @@ TOLD = 4
 class Alarms(Pane, can_focus=True):
     """Up and down move the cursor; the keys that act on what is under it are the console's own."""
 
+    wraps = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
         Binding("down,j", "move(1)", "down", show=False),
