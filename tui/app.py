@@ -20,7 +20,9 @@ from engine.act.action import Proposal, Stage
 from engine.act.alarm import Alarm, Shelved
 from engine.act.audit import AuditError
 from engine.control.control import Control, Refused
+from engine.control.hookless import trains
 from engine.job.status import JobStatus
+from engine.model.predict import Prediction
 from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
 from tui import choices
@@ -29,6 +31,7 @@ from tui.bridge import carry
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
 from tui.screens.act import ActPanel, Choice, Confirmed
+from tui.screens.go_to import GoToScreen
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
 from tui.screens.shelve import ShelvePanel
@@ -36,12 +39,14 @@ from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
 from tui.widgets.elevation import Elevation
+from tui.widgets.jobs import Effect, Jobs
 from tui.widgets.layout import GAP, RACK_WIDTH
 from tui.widgets.links import Links
 from tui.widgets.pane import Pane
 from tui.widgets.plans import Plans
 
-PANES = ("gpu", "links", "plans", "alarms")
+PANES = ("gpu", "jobs", "links", "plans", "alarms")
+"""As they stand on a large screen, which shows the GPU or the jobs, and the three others."""
 Breakpoints = list[tuple[int, str]]
 REPLAN_S = 10.0
 """How often the state of the rack is looked at for plans that it would change."""
@@ -68,6 +73,7 @@ class RacksideApp(App[None]):
         self.pane = "gpu"
         self.links_of_all = False
         self._planned_for: tuple[tuple[str, int, bool] | None, Conditions] | None = None
+        self._own: Prediction | None = None
         self._looked = -REPLAN_S
         self._panel: ActPanel | None = None
         self._make_widgets()
@@ -92,7 +98,15 @@ class RacksideApp(App[None]):
         )
         self.detail, self.plans = Detail("body-gpu", plain), Plans("body-plans", plain)
         self.links, self.alarm_list = Links("body-links", plain), Alarms("body-alarms", plain)
-        bodies = {"gpu": self.detail, "plans": self.plans, "links": self.links, "alarms": self.alarm_list}
+        self.jobs = Jobs("body-jobs", plain)
+        self._effects: list[Effect] = []
+        bodies = {
+            "gpu": self.detail,
+            "jobs": self.jobs,
+            "plans": self.plans,
+            "links": self.links,
+            "alarms": self.alarm_list,
+        }
         self.panes = {
             name: VerticalScroll(body, id=f"pane-{name}", classes="pane", can_focus=False)
             for name, body in bodies.items()
@@ -158,11 +172,16 @@ class RacksideApp(App[None]):
     async def _plan(self) -> None:
         """Compare plans again when the current job, its microbatch, or the state of the rack is another."""
         now, job = await asyncio.to_thread(self.control.conditions), self._job
+        if job is not None and job.attached and self.pane == "jobs":
+            node = self.racks.cursor[0]
+            self._effects = await asyncio.to_thread(choices.effects, self.control, job, node)
+            self._draw_jobs()
         known = ((job.key, job.microbatch, job.attached) if job else None, now)
         if known == self._planned_for:
             return
         found = await asyncio.to_thread(self.control.alternatives, now)
         self._planned_for = known
+        self._own = found[0].prediction if found and not isinstance(found[0].prediction, str) else None
         title = f"Plans for {job.name}, predicted on {self.control.cluster.name}" if job else "Plans"
         self.plans.show(title, [(c.label, c.prediction) for c in found], now.told, job.step_s if job else None)
 
@@ -186,7 +205,8 @@ class RacksideApp(App[None]):
             max(1, min(room, max(LEAST_LEFT, racks * (RACK_WIDTH + GAP)))) if room < size.width else room
         )
         for name, pane in self.panes.items():
-            pane.display = everything or name == self.pane
+            first = "jobs" if self.pane == "jobs" else "gpu"
+            pane.display = name == self.pane or (everything and name in (first, "links", "plans", "alarms"))
 
     def _draw(self) -> None:
         snapshot = self.control.snapshot
@@ -212,9 +232,18 @@ class RacksideApp(App[None]):
         )
         self.legend.draw(lines.legend(metric))
         self._draw_job()
+        self._draw_jobs()
         self.action_line.draw(lines.last_action(c.tickets))
         self.alarm_line.draw(lines.top_alarm(c.alarms, now))
         self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now)
+
+    def _draw_jobs(self) -> None:
+        c, job = self.control, self._job
+        if not self.panes["jobs"].display:
+            return
+        others = [f for f in c.found_jobs if trains(f) and "hook" not in f.source]
+        effects = self._effects if job is not None and job.attached else []
+        self.jobs.show(job, others, *c.rack_and_load(), self._own, effects, c.snapshot.time)
 
     def _draw_job(self) -> None:
         line = lines.job(self._job, self._others, self.control.snapshot.time)
@@ -234,6 +263,11 @@ class RacksideApp(App[None]):
     def action_pane_gpu(self) -> None:
         self._show_pane("gpu")
 
+    def action_pane_jobs(self) -> None:
+        self._show_pane("jobs")
+        self._draw_jobs()
+        self._replan()
+
     def action_pane_links(self) -> None:
         self._show_pane("links")
 
@@ -249,6 +283,17 @@ class RacksideApp(App[None]):
     def action_links_scope(self) -> None:
         self.links_of_all = not self.links_of_all
         self._show_pane("links")
+
+    def action_go_to(self) -> None:
+        """Ask for a node, and put the cursor there."""
+        names = [n.name for n in self.control.cluster.nodes]
+
+        def go(found: tuple[int, int] | None) -> None:
+            if found is not None:
+                self.racks.cursor = found
+
+        gpus = [self.control.cluster.type_of(n).gpus for n in self.control.cluster.nodes]
+        self.push_screen(GoToScreen(names, gpus, self.plain), go)
 
     def action_metric(self) -> None:
         self.racks.metric = METRICS[(METRICS.index(self.racks.metric) + 1) % len(METRICS)]
