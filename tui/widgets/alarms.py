@@ -78,9 +78,7 @@ class Alarms(Pane, can_focus=True):
     def _text(self, width: int) -> Text:
         text, chosen = Text(), self.chosen if self.has_focus else None
         text.append("Alarms", "bold")
-        text.append(
-            "  space: seen, *: all seen, z: shelve, enter: go there" if self._all and self.has_focus else "", "dim"
-        )
+        text.append("  space seen, * all, z shelve, enter go" if self._all and self.has_focus else "", "dim")
         text.append("\n")
         for alarm in self._alarms:
             style = "dim" if alarm.state is State.ACKNOWLEDGED else ALARM_STYLE[alarm.priority]

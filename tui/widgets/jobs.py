@@ -101,7 +101,7 @@ def _current(
     spread = f"  {min(steps):.2f}-{max(steps):.2f}" if steps else ""
     _row(text, "step", f"{job.step}  {number(job.step_s, 2, 's')}  median {number(middle, 2, 's')}{spread}")
     if own is not None and middle:
-        _row(text, "model", f"{own.iteration_s:.2f} s, measured {middle / own.iteration_s - 1:+.0%} of it")
+        _row(text, "model", f"{own.iteration_s:.2f} s, {middle / own.iteration_s - 1:+.0%} measured")
     watts = _job_w(rack, load)
     mfu = own.mfu * own.iteration_s / middle if own is not None and middle else None
     per_joule = job.tokens_per_s / watts if job.tokens_per_s and watts else None
