@@ -19,7 +19,7 @@ MOST_MICROBATCHES = 10
 
 
 def throttle(control: Control, node: int, slot: int) -> tuple[list[Choice], tuple[str, ...]]:
-    """Watts down and up, and clocks down, for the GPU under the cursor, its node, its rack."""
+    """Watts down and up, and clocks down, for the GPU under the cursor, its node, its rack, the job."""
     cluster = control.cluster
     profile = cluster.nodes[node]
 
@@ -27,11 +27,15 @@ def throttle(control: Control, node: int, slot: int) -> tuple[list[Choice], tupl
         return [(n, s) for n in numbers for s in range(cluster.type_of(cluster.nodes[n]).gpus)]
 
     rack = [n for n, other in enumerate(cluster.nodes) if other.rack == profile.rack]
-    scopes = (
+    scopes = [
         (f"{profile.name} GPU {slot}", [(node, slot)]),
         (profile.name, cells([node])),
         (f"rack {profile.rack}", cells(rack)),
-    )
+    ]
+    job = control.jobs.current
+    where = control.cells_of_job(job) if job is not None and job.attached else []
+    if job is not None and where:
+        scopes.append((f"job {job.name}", where))
 
     def choice(step_w: float) -> Choice:
         return Choice(f"{-step_w:+.0f} W", lambda scope: control.propose_throttle(*scopes[scope], step_w))
