@@ -17,7 +17,6 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from engine.act.action import Proposal, Stage
-from engine.act.alarm import Alarm, Shelved
 from engine.act.audit import AuditError
 from engine.control.control import Control, Refused
 from engine.control.hookless import trains
@@ -25,7 +24,7 @@ from engine.job.status import JobStatus
 from engine.model.predict import Prediction
 from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
-from tui import choices
+from tui import alarm_keys, choices
 from tui.actions import ACTIONS
 from tui.bridge import carry
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
@@ -34,7 +33,6 @@ from tui.screens.act import ActPanel, Choice, Confirmed
 from tui.screens.go_to import GoToScreen
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
-from tui.screens.shelve import ShelvePanel
 from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
@@ -159,7 +157,7 @@ class RacksideApp(App[None]):
         self._draw_job()
 
     def on_ticket_arrived(self, message: TicketArrived) -> None:
-        self._draw_lines()
+        self.draw_lines()
         ticket = message.ticket
         if ticket.stage in (Stage.FAILED, Stage.UNKNOWN):
             self.notify(ticket.line, severity="error", timeout=10, markup=False)
@@ -212,7 +210,7 @@ class RacksideApp(App[None]):
         snapshot = self.control.snapshot
         self.racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0 and a.stands))
         self._draw_cursor()
-        self._draw_lines()
+        self.draw_lines()
 
     def _draw_cursor(self) -> None:
         snapshot, (node, slot) = self.control.snapshot, self.racks.cursor
@@ -224,7 +222,7 @@ class RacksideApp(App[None]):
         self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, role.text() if role else "")
         self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried())
 
-    def _draw_lines(self) -> None:
+    def draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time
         metric = self.racks.metric
         self.site.draw(
@@ -254,35 +252,35 @@ class RacksideApp(App[None]):
     def on_elevation_selected(self) -> None:
         self._draw_cursor()
 
-    def _show_pane(self, name: str) -> None:
+    def show_pane(self, name: str) -> None:
         self.pane = name
         self._arrange(self.size)
         (self.alarm_list if name == "alarms" else self.racks).focus()
         self.call_after_refresh(self._draw_cursor)
 
     def action_pane_gpu(self) -> None:
-        self._show_pane("gpu")
+        self.show_pane("gpu")
 
     def action_pane_jobs(self) -> None:
-        self._show_pane("jobs")
+        self.show_pane("jobs")
         self._draw_jobs()
         self._replan()
 
     def action_pane_links(self) -> None:
-        self._show_pane("links")
+        self.show_pane("links")
 
     def action_pane_plans(self) -> None:
-        self._show_pane("plans")
+        self.show_pane("plans")
 
     def action_pane_alarms(self) -> None:
-        self._show_pane("alarms")
+        self.show_pane("alarms")
 
     def action_next_pane(self) -> None:
-        self._show_pane(PANES[(PANES.index(self.pane) + 1) % len(PANES)])
+        self.show_pane(PANES[(PANES.index(self.pane) + 1) % len(PANES)])
 
     def action_links_scope(self) -> None:
         self.links_of_all = not self.links_of_all
-        self._show_pane("links")
+        self.show_pane("links")
 
     def action_go_to(self) -> None:
         """Ask for a node, and put the cursor there."""
@@ -297,7 +295,7 @@ class RacksideApp(App[None]):
 
     def action_metric(self) -> None:
         self.racks.metric = METRICS[(METRICS.index(self.racks.metric) + 1) % len(METRICS)]
-        self._draw_lines()
+        self.draw_lines()
 
     def action_zoom_in(self) -> None:
         self.racks.closer(1)
@@ -315,59 +313,17 @@ class RacksideApp(App[None]):
             if row in status.rows:
                 self.racks.cursor = (number, status.rows.index(row))
 
-    # Keys of the alarms: the first press of any of them shows the list.
-
-    def _chosen_alarm(self) -> Alarm | Shelved | None:
-        if not self.alarm_list.has_focus:
-            self._show_pane("alarms")
-            return None
-        return self.alarm_list.chosen
-
-    def _may_decide(self) -> bool:
-        """A console that can never be armed is there to be looked at."""
-        if self.control.arming.fixed_read_only:
-            self.notify("This console was started with --read-only: it acknowledges nothing.", severity="warning")
-        return not self.control.arming.fixed_read_only
-
     def action_acknowledge(self) -> None:
-        chosen = self._chosen_alarm()
-        if isinstance(chosen, Alarm) and self._may_decide():
-            self.control.alarming.acknowledge([chosen.key])
-            self._draw_lines()
+        alarm_keys.acknowledge(self)
 
     def action_acknowledge_all(self) -> None:
-        if self._chosen_alarm() is not None and self._may_decide():
-            self.control.alarming.acknowledge([a.key for a in self.control.alarms])
-            self._draw_lines()
+        alarm_keys.acknowledge_all(self)
 
     def action_shelve(self) -> None:
-        chosen = self._chosen_alarm()
-        if chosen is None or not self._may_decide():
-            return
-        if isinstance(chosen, Shelved):
-            self.control.alarming.unshelve(chosen.key)
-            self._draw_lines()
-            return
-
-        def shelved(answer: tuple[float, str] | None) -> None:
-            if answer is not None:
-                self.control.alarming.shelve(chosen.key, *answer)
-                self._draw_lines()
-
-        self.push_screen(ShelvePanel(chosen, self.plain), shelved)
+        alarm_keys.shelve(self)
 
     def action_go_to_alarm(self) -> None:
-        chosen = self._chosen_alarm()
-        if not isinstance(chosen, Alarm):
-            return
-        names = [n.name for n in self.control.cluster.nodes]
-        if chosen.node not in names:
-            self.notify("This alarm is of no node.", severity="warning")
-            return
-        number = names.index(chosen.node)
-        rows = self.control.snapshot.nodes[number].rows
-        self.racks.cursor = (number, rows.index(chosen.row) if chosen.row in rows else 0)
-        self._show_pane("gpu")
+        alarm_keys.go_to(self)
 
     def action_next_job(self) -> None:
         attached = [s for s in self.control.jobs.statuses.values() if s.attached]
@@ -376,7 +332,7 @@ class RacksideApp(App[None]):
             return
         self.control.jobs.select_next()
         self._replan()
-        self._draw_lines()
+        self.draw_lines()
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
@@ -389,7 +345,7 @@ class RacksideApp(App[None]):
             self.control.arming.disarm()
         elif refused := self.control.arming.arm():
             self.notify(refused, severity="warning", markup=False)
-        self._draw_lines()
+        self.draw_lines()
 
     def action_throttle(self) -> None:
         cursor = self.racks.cursor
