@@ -41,6 +41,7 @@ ACTIONS = (
     KeyAction("hottest", "x", "Hottest GPU", "Put the cursor on the hottest GPU.", "See"),
     KeyAction("next_job", "s", "Next job", "Select the next job: m and r act on it.", "See"),
     KeyAction("links_scope", "n", "Links: node or all", "Links of the selected node, or of all nodes.", "See"),
+    KeyAction("copy", "y", "Copy", "Copy what this pane shows to the clipboard, over SSH, too.", "Console"),
     KeyAction("help", "question_mark", "Help", "What the keys do.", "Console", "Help"),
     KeyAction("leave", "q", "Quit", "Leave; limits that this console holds are given back.", "Console", "Quit"),
 )  # fmt: skip

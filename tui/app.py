@@ -82,7 +82,10 @@ class RacksideApp(App[None]):
                 key, action.id, action.footer or action.title, show=shown, priority=action.id == "next_pane"
             )
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
+    ]
 
     def _make_widgets(self) -> None:
         """All of them from the start: steps, snapshots and sizes also arrive while the screen comes or goes."""
@@ -98,7 +101,7 @@ class RacksideApp(App[None]):
         self.links, self.alarm_list = Links("body-links", plain), Alarms("body-alarms", plain)
         self.jobs = Jobs("body-jobs", plain)
         self._effects: list[Effect] = []
-        bodies = {
+        self.bodies: dict[str, Pane] = {
             "gpu": self.detail,
             "jobs": self.jobs,
             "plans": self.plans,
@@ -107,7 +110,7 @@ class RacksideApp(App[None]):
         }
         self.panes = {
             name: VerticalScroll(body, id=f"pane-{name}", classes="pane", can_focus=False)
-            for name, body in bodies.items()
+            for name, body in self.bodies.items()
         }
         self.left = Vertical(self.legend, self.racks, id="left")
         self.right = Vertical(*self.panes.values(), id="right")
@@ -281,6 +284,12 @@ class RacksideApp(App[None]):
     def action_links_scope(self) -> None:
         self.links_of_all = not self.links_of_all
         self.show_pane("links")
+
+    def action_copy(self) -> None:
+        """By the terminal itself (OSC 52): it works over SSH, and in tmux with set-clipboard on."""
+        text = self.bodies[self.pane].text
+        self.copy_to_clipboard(text)
+        self.notify(f"{text.count(chr(10)) + 1} lines of this pane are in the clipboard, if the terminal lets them.")
 
     def action_go_to(self) -> None:
         """Ask for a node, and put the cursor there."""

@@ -235,6 +235,16 @@ async def test_the_jobs_pane_tells_how_it_steps_and_what_actions_would_do(
         await c.shows("r 1 a rank  step", "#body-jobs")
 
 
+async def test_y_copies_what_the_pane_shows(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.press("2")
+        await c.shows("GPU 0 nvlink", "#body-links")
+        await c.press("y")
+        assert "GPU 0 nvlink" in c.app.clipboard
+        assert "in the clipboard" in c.said()
+
+
 async def test_a_click_puts_the_cursor(inventory: Path) -> None:
     async with opened(inventory) as c:
         await c.live()

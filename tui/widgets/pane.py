@@ -23,6 +23,11 @@ class Pane(Static):
         self._drawn: Text | None = None
         self._of_size: Callable[[int, int], Text] | None = None
 
+    @property
+    def text(self) -> str:
+        """What stands there."""
+        return self._drawn.plain if self._drawn is not None else ""
+
     def draw(self, text: Text) -> None:
         """Show `text`; markup in it is never read."""
         text.rstrip()
