@@ -37,6 +37,7 @@ ACTIONS = (
     KeyAction("metric", "c", "Colour by", "Colour the racks by the next metric.", "See"),
     KeyAction("zoom_in", "plus", "Closer", "Draw the racks larger: nodes, GPUs, figures.", "See"),
     KeyAction("zoom_out", "minus", "Farther", "Draw the racks smaller: a character a GPU, or a node.", "See"),
+    KeyAction("filter", "slash", "Filter", "Limit links and alarms to those that hold some words.", "See"),
     KeyAction("go_to", "g", "Go to", "Put the cursor on a node or a GPU by name: n03, n03:5.", "See"),
     KeyAction("hottest", "x", "Hottest GPU", "Put the cursor on the hottest GPU.", "See"),
     KeyAction("next_job", "s", "Next job", "Select the next job: m and r act on it.", "See"),

@@ -34,9 +34,9 @@ def acknowledge(app: RacksideApp) -> None:
 
 
 def acknowledge_all(app: RacksideApp) -> None:
-    """All were seen."""
+    """All that are listed were seen; what a filter hides was not."""
     if _chosen(app) is not None and _may_decide(app):
-        app.control.alarming.acknowledge([a.key for a in app.control.alarms])
+        app.control.alarming.acknowledge(app.alarm_list.shown)
         app.draw_lines()
 
 

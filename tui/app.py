@@ -30,6 +30,7 @@ from tui.bridge import carry
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
 from tui.screens.act import ActPanel, Choice, Confirmed
+from tui.screens.filter import FilterScreen
 from tui.screens.go_to import GoToScreen
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
@@ -70,6 +71,8 @@ class RacksideApp(App[None]):
         self.own_keys = dict(keys or {})
         self.pane = "gpu"
         self.links_of_all = False
+        self.wanted = ""
+        """Words that links and alarms are limited to."""
         self._planned_for: tuple[tuple[str, int, bool] | None, Conditions] | None = None
         self._own: Prediction | None = None
         self._looked = -REPLAN_S
@@ -223,7 +226,7 @@ class RacksideApp(App[None]):
         name = self.control.cluster.nodes[node].name
         role = self.control.roles().get((name, slot))
         self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, role.text() if role else "")
-        self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried())
+        self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried(), self.wanted)
 
     def draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time
@@ -236,7 +239,7 @@ class RacksideApp(App[None]):
         self._draw_jobs()
         self.action_line.draw(lines.last_action(c.tickets))
         self.alarm_line.draw(lines.top_alarm(c.alarms, now))
-        self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now)
+        self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now, self.wanted)
 
     def _draw_jobs(self) -> None:
         c, job = self.control, self._job
@@ -290,6 +293,17 @@ class RacksideApp(App[None]):
         text = self.bodies[self.pane].text
         self.copy_to_clipboard(text)
         self.notify(f"{text.count(chr(10)) + 1} lines of this pane are in the clipboard, if the terminal lets them.")
+
+    def action_filter(self) -> None:
+        """Ask for words, and limit links and alarms to what holds them."""
+
+        def limit(wanted: str | None) -> None:
+            if wanted is not None:
+                self.wanted = wanted
+                self._draw_cursor()
+                self.draw_lines()
+
+        self.push_screen(FilterScreen(self.wanted, self.plain), limit)
 
     def action_go_to(self) -> None:
         """Ask for a node, and put the cursor there."""

@@ -245,6 +245,23 @@ async def test_y_copies_what_the_pane_shows(inventory: Path) -> None:
         assert "in the clipboard" in c.said()
 
 
+async def test_slash_limits_links_and_alarms(inventory: Path, nvml: FakeNvml) -> None:
+    nvml.write(8, gpu6_temperature=88)
+    async with opened(inventory) as c:
+        await c.live()
+        await until(lambda: c.app.control.alarms, 30)
+        await c.press("2", "slash", *"gpu 3", "enter")
+        await until(lambda: text_of(c.app, "#body-links").count("nvlink") == 1)
+        assert "/gpu 3" in text_of(c.app, "#body-links")
+        assert "None." in text_of(c.app, "#body-alarms")
+        await c.press("slash", *["backspace"] * 5, "enter")
+        await until(lambda: text_of(c.app, "#body-links").count("nvlink") == 8)
+        await c.press("slash", *"nothing", "enter")
+        await c.shows("No link here holds 'nothing'", "#body-links")
+        await c.press("slash", "escape")
+        assert c.app.wanted == "nothing"
+
+
 async def test_a_click_puts_the_cursor(inventory: Path) -> None:
     async with opened(inventory) as c:
         await c.live()

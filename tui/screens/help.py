@@ -12,7 +12,7 @@ from tui.actions import ACTIONS, MOVES
 from tui.metrics import METRICS
 from tui.screens.panel import Panel
 
-NAMES = {"question_mark": "?", "asterisk": "*", "plus": "+", "minus": "-"}
+NAMES = {"question_mark": "?", "asterisk": "*", "plus": "+", "minus": "-", "slash": "/"}
 SIGNS = (
     ("*", "node is live"),
     ("~ ? x !", "connecting, stale, down, in error"),
