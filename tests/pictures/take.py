@@ -10,8 +10,8 @@ from pathlib import Path
 from engine.profile import catalog
 from engine.sim.cluster import simulated
 from tests.parts.waiting import until
-from tui.app import RacksideApp
 from tui.cli import DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN
+from tui.screenshot import headless
 from tui.start import control_of
 
 FOLDER = Path(__file__).parent
@@ -21,14 +21,15 @@ HOT_C = 84.0
 async def take() -> None:
     """Let the rack heat up until the clogged heatsink shows, then look and open the panels."""
     names = (catalog.cluster(DEMO_CLUSTER), catalog.model(DEMO_MODEL), catalog.plan(DEMO_PLAN))
-    async with simulated(*names) as cluster:
-        app = RacksideApp(control_of(cluster, "margin", read_only=False))
-        async with app.run_test(size=(110, 32)) as pilot:
-            await until(lambda: (app.control.snapshot.gpus["temperature_c"] > HOT_C).any(), 300, "the rack is hot")
-            for name, keys in (("console", "x"), ("links", "2"), ("plans", "3"), ("rebalance", "1r")):
-                await pilot.press(*keys)
-                await pilot.pause(1.2)
-                app.save_screenshot(f"{name}.svg", str(FOLDER))
+    async with (
+        simulated(*names) as cluster,
+        headless(control_of(cluster, "margin", read_only=False), (110, 32)) as (app, pilot),
+    ):
+        await until(lambda: (app.control.snapshot.gpus["temperature_c"] > HOT_C).any(), 300, "the rack is hot")
+        for name, keys in (("console", "x"), ("links", "2"), ("plans", "3"), ("rebalance", "1r")):
+            await pilot.press(*keys)
+            await pilot.pause(1.2)
+            app.save_screenshot(f"{name}.svg", str(FOLDER))
 
 
 if __name__ == "__main__":

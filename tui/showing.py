@@ -1,0 +1,38 @@
+"""The commands that show, beside the console: their options here, each one's work in a file of its own. Imports are
+lazy, as in `tui.cli`, of which this is a part."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+Size = tuple[int, int]
+
+
+def add(commands: Any, count: Callable[[str], int]) -> None:
+    """Add them to the parser's commands; `count` reads a whole number above 0."""
+    shot = commands.add_parser("screenshot", help="a pane of the console on a cluster, as an SVG picture")
+    shot.add_argument("screen", metavar="SCREEN", help="racks, gpu, links, plans, alarms: a wrong name lists them")
+    shot.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
+    shot.add_argument("-o", "--output", required=True, metavar="FILE", help="where the SVG goes")
+    shot.add_argument("--size", type=size, default=(120, 36), metavar="WxH", help="characters; default: 120x36")
+    shot.add_argument("--wait", type=count, default=20, metavar="S", help="longest look; default: %(default)s")
+    shot.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
+
+
+def size(text: str) -> Size:
+    """`120x36` as columns and rows."""
+    columns, _, rows = text.lower().partition("x")
+    if not (columns.isdecimal() and rows.isdecimal()) or not (20 <= int(columns) <= 500 and 5 <= int(rows) <= 200):
+        raise argparse.ArgumentTypeError(f"'{text}' is no size; write columns and rows from 20x5 to 500x200")
+    return int(columns), int(rows)
+
+
+def _screenshot(given: Any) -> int:
+    from tui.screenshot import screenshot
+
+    return screenshot(given)
+
+
+COMMANDS: dict[str, Callable[[Any], int]] = {"screenshot": _screenshot}
