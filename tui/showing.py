@@ -19,6 +19,13 @@ def add(commands: Any, count: Callable[[str], int]) -> None:
     shot.add_argument("--size", type=size, default=(120, 36), metavar="WxH", help="characters; default: 120x36")
     shot.add_argument("--wait", type=count, default=20, metavar="S", help="longest look; default: %(default)s")
     shot.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
+    plans = commands.add_parser("plans", help="every plan that fits, on a screen: points, a table, pins, export")
+    plans.add_argument("--model", required=True, metavar="M", help="a built-in model, or a file")
+    plans.add_argument("--cluster", required=True, metavar="C", help="a built-in cluster, or a file; no node is asked")
+    plans.add_argument("--plan", metavar="P", help="one to stand beside them, pinned; its batch and precision hold")
+    plans.add_argument("--where", action="append", default=[], metavar="'NAME<N'", help="a constraint, such as zero<=1")
+    plans.add_argument("--batch", type=count, metavar="N", help="sequences a step; default: the plan's, or 128")
+    plans.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
 
 
 def size(text: str) -> Size:
@@ -35,4 +42,10 @@ def _screenshot(given: Any) -> int:
     return screenshot(given)
 
 
-COMMANDS: dict[str, Callable[[Any], int]] = {"screenshot": _screenshot}
+def _plans(given: Any) -> int:
+    from tui.plans_app import plans
+
+    return plans(given)
+
+
+COMMANDS: dict[str, Callable[[Any], int]] = {"screenshot": _screenshot, "plans": _plans}
