@@ -26,6 +26,10 @@ def add(commands: Any, count: Callable[[str], int]) -> None:
     plans.add_argument("--where", action="append", default=[], metavar="'NAME<N'", help="a constraint, such as zero<=1")
     plans.add_argument("--batch", type=count, metavar="N", help="sequences a step; default: the plan's, or 128")
     plans.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
+    serve = commands.add_parser("serve", help="a read-only console in a browser; there is no login")
+    serve.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
+    serve.add_argument("--listen", metavar="HOST:PORT", help="default: 127.0.0.1:8000, for this machine alone")
+    serve.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
 
 
 def size(text: str) -> Size:
@@ -48,4 +52,10 @@ def _plans(given: Any) -> int:
     return plans(given)
 
 
-COMMANDS: dict[str, Callable[[Any], int]] = {"screenshot": _screenshot, "plans": _plans}
+def _serve(given: Any) -> int:
+    from tui.serve import serve
+
+    return serve(given)
+
+
+COMMANDS: dict[str, Callable[[Any], int]] = {"screenshot": _screenshot, "plans": _plans, "serve": _serve}
