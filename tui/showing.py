@@ -30,6 +30,9 @@ def add(commands: Any, count: Callable[[str], int]) -> None:
     serve.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
     serve.add_argument("--listen", metavar="HOST:PORT", help="default: 127.0.0.1:8000, for this machine alone")
     serve.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
+    report = commands.add_parser("report", help="a recording as one HTML page: plots, alarms, actions, their effect")
+    report.add_argument("recording", metavar="FILE", help="such as run.rks")
+    report.add_argument("-o", "--output", required=True, metavar="FILE", help="where the page goes")
 
 
 def size(text: str) -> Size:
@@ -58,4 +61,15 @@ def _serve(given: Any) -> int:
     return serve(given)
 
 
-COMMANDS: dict[str, Callable[[Any], int]] = {"screenshot": _screenshot, "plans": _plans, "serve": _serve}
+def _report(given: Any) -> int:
+    from tui.report import report
+
+    return report(given)
+
+
+COMMANDS: dict[str, Callable[[Any], int]] = {
+    "screenshot": _screenshot,
+    "plans": _plans,
+    "serve": _serve,
+    "report": _report,
+}
