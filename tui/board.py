@@ -73,7 +73,7 @@ def row_of(name: str, found: Prediction) -> Row:
         "bubble_share": found.breakdown.bubble_s / step,
         "communication_share": found.breakdown.exposed_comm_s / step,
     }
-    return Row(f"{label(found.plan)} ({name})", found.plan, metrics)
+    return Row(f"{name}: {label(found.plan)}", found.plan, metrics)
 
 
 @dataclass

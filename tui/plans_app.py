@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import msgspec
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -36,30 +37,34 @@ LOOK_S = 0.1
 Find = Callable[[Question, Progress | None], list[Answer]]
 
 KEYS = (
-    ("arrows, h j k l", "move the cursor; page up, page down, home, end; a click"),
-    ("s  S  1-8", "sort by the next column; the other way round; by this column"),
-    ("/", "keep plans whose name holds all words, such as tp4 mb2; empty: all"),
+    ("arrows j k", "move; page up, page down, home, end; or click on a plan"),
+    ("s  S  1-8", "sort by the next column; turn round; by this column"),
+    ("/", "keep plans whose name holds all words, such as tp4 mb2"),
     ("space", "pin the plan, or take it off"),
-    ("tab  v", "points, or pinned plans side by side; [ and ] scroll these"),
+    ("tab  v", "points, or pinned plans side by side; [ and ] scroll"),
     ("y", "tokens/J or free memory on the vertical axis"),
-    ("e", "export the plan: megatron, nemo, torchtitan, deepspeed, yaml"),
+    ("e", "export: megatron, nemo, torchtitan, deepspeed or yaml"),
     ("escape", "stop the search: what was found so far stays"),
     ("?  q", "this help; quit"),
 )
+WORDS = """
+TP, PP, CP, EP, DP: tensor, pipeline, context, expert, data parallel.
+mb: microbatch. v: chunks a stage. z: ZeRO stage. bare: no overlap.
+sel, alt, rec: selective, every other layer, full recompute.
+free: GiB left a GPU. C: hottest GPU. bub, comm: shares of the step.
+Front: none is as good in tokens/s, tokens/J and free memory at once."""
 
 
 class PlansHelp(Panel[None]):
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark", "dismiss", "close")]
 
     def on_mount(self) -> None:
-        text = Text("Plans\n", "bold")
+        text = Text()
+        text.append("Plans\n", "bold")
         for key, words in KEYS:
-            text.append(f"  {key:<16}", "bold cyan")
+            text.append(f"  {key:<12}", "bold cyan")
             text.append(f"{words}\n")
-        text.append("\nNames: TP tensor, PP pipeline, CP context, EP expert, DP data parallel, mb microbatch,\n", "dim")
-        text.append("v chunks a stage, z ZeRO stage, sel, alt, rec recompute, bare without overlap.\n", "dim")
-        text.append("free: GiB a GPU left. C: hottest GPU, settled. bub, comm: shares of the step.\n", "dim")
-        text.append("Front: no plan is better in tokens/s, tokens/J or free memory alone.", "dim")
+        text.append(WORDS, "dim")
         self.body.draw(text)
 
 
@@ -213,14 +218,16 @@ class PlansApp(App[None]):
 
     def _of_cursor(self, row: Row) -> Text:
         m = row.metrics
-        text = Text(f"{row.label}: ", "bold")
+        text = Text()
+        text.append(f"{row.label}: ", "bold")
         text.append(f"{m['tokens_per_s']:,.0f} tokens/s, {m['tokens_per_joule']:.2f} tokens/J, ")
         text.append(f"{m['headroom_gib']:.1f} GiB free")
         return text
 
     def _draw_head(self) -> None:
         q = self.question
-        text = Text(f"Plans: {q.model} on {q.clusters[0]}", "bold")
+        text = Text()
+        text.append(f"Plans: {q.model} on {q.clusters[0]}", "bold")
         if self.answer is None:
             tried, done = self._done
             text.append(f"  searching: {tried:,} tried, {done:.0%}; escape stops", "yellow")
@@ -334,6 +341,8 @@ def plans(given: Any) -> int:
     for text in given.where:
         constraint(text)
     plan = catalog.plan(given.plan) if given.plan else None
+    if plan and given.batch:  # side by side only what trains the same batch
+        plan = msgspec.structs.replace(plan, global_batch=given.batch)
     like: dict[str, Any] = (
         {"batch": plan.global_batch, "precision": (plan.precision,), "stack": plan.stack} if plan else {}
     )

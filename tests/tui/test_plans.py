@@ -203,7 +203,7 @@ async def test_a_plan_given_stands_pinned_beside_them() -> None:
     app = PlansApp(QUESTION, plan)
     async with app.run_test(size=(120, 36)):
         await searched(app)
-        assert [r.label.endswith("(compute-bound)") for r in app.board.pins] == [True]
+        assert [r.label.startswith("compute-bound: TP") for r in app.board.pins] == [True]
         assert app.board.pins[0] in app.board.rows
 
 

@@ -48,7 +48,8 @@ class ExportPanel(Panel[str | None]):
         self._draw()
 
     def _draw(self) -> None:
-        text = Text("Export a plan to a file\n", "bold")
+        text = Text()
+        text.append("Export a plan to a file\n", "bold")
         text.append(f"{self._label}\n\n")
         text.append("form  ", "dim")
         for at, form in enumerate(self._forms):
@@ -65,6 +66,7 @@ class ExportPanel(Panel[str | None]):
         self._at, self._wrong = max(0, min(len(self._forms) - 1, self._at + by)), ""
         if own:  # a name that was typed is kept
             self.file.value = self._suggested
+            self.file.cursor_position = len(self.file.value)
         self._draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

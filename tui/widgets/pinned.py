@@ -35,7 +35,10 @@ def pinned(pins: Sequence[Pinned], width: int, plain: bool = False) -> Text:
     room = max(10, width - LABEL - 14)
     for letter, one in zip(PINS, pins, strict=False):
         text.append(f"{letter} ", "bold cyan")
-        text.append(f"{one.row.label:<{LABEL}.{LABEL}}{one.row.metrics['iteration_s']:>8.2f} s ")
+        name = Text(f"{one.row.label:<{LABEL}}")
+        name.truncate(LABEL, overflow="ellipsis")
+        text.append_text(name)
+        text.append(f"{one.row.metrics['iteration_s']:>8.2f} s ")
         text.append_text(_bar(one.seconds, longest, room, plain))
         text.append("\n")
     parts, figures = _parts(pins, plain), _figures(pins)

@@ -60,7 +60,7 @@ def scatter(points: Sequence[Point], x_name: str, y_name: str, width: int, heigh
         text.append("\n")
     middle = columns // 2
     axis = [sign["across"]] * columns
-    axis[0] = axis[middle] = axis[-1] = sign["up"]
+    axis[middle] = axis[-1] = sign["up"]
     text.append(f"{'':>{LABELS}} {sign['corner']}{''.join(axis)}\n", "dim")
     text.append_text(_foot(x_name, x_span, columns, middle))
     return text
@@ -74,7 +74,8 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _head(y_name: str, width: int, sign: dict[str, str]) -> Text:
-    text = Text(y_name, "bold")
+    text = Text()
+    text.append(y_name, "bold")
     legend = Text("  ")
     legend.append(sign["front"], STYLES["front"])
     legend.append(" front  ", "dim")
