@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import socket
@@ -25,7 +26,8 @@ class Consoles(Server):
 
     def __init__(self, command: str, host: str, port: int, title: str, said: str) -> None:
         super().__init__(command, host, port, title)
-        self._said, self._visitors = said, 0
+        self._said = said
+        self._visitors: set[asyncio.Task[Any]] = set()
 
     def initialize_logging(self) -> None:
         logging.basicConfig(level=logging.WARNING, format="rackside: %(message)s", stream=sys.stderr)
@@ -38,19 +40,26 @@ class Consoles(Server):
     async def on_startup(self, app: web.Application) -> None:
         print(self._said, file=sys.stderr, flush=True)
 
+    async def on_shutdown(self, app: web.Application) -> None:
+        """Browsers that are still open hold up nobody: their consoles end now."""
+        for task in self._visitors:
+            task.cancel()
+
     async def handle_index(self, request: web.Request) -> Any:
         """The page leads back to the name under which it was asked for."""
         self.public_url = f"{request.scheme}://{request.host}"
         return await super().handle_index(request)
 
     async def handle_websocket(self, request: web.Request) -> Any:
-        if self._visitors >= MOST_VISITORS:
+        if len(self._visitors) >= MOST_VISITORS:
             raise web.HTTPServiceUnavailable(text=f"{MOST_VISITORS} consoles are open; close one.\n")
-        self._visitors += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._visitors.add(task)
         try:
             return await super().handle_websocket(request)
         finally:
-            self._visitors -= 1
+            self._visitors.discard(task)
 
 
 @web.middleware

@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.parts.sshd import free_port
+from tests.parts.waiting import until
 from tui.cli import main
 from tui.serve import command, said
 
@@ -70,6 +71,33 @@ async def test_a_browser_gets_a_page_and_a_console_that_only_looks(inventory: Pa
             await shows("1/1")
             await socket.send_json(["stdin", "a"])
             await shows("--read-only")
+
+
+async def test_ctrl_c_does_not_wait_for_browsers_and_leaves_no_console(inventory: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with serving(inventory) as listen:
+            await answered(session, f"http://{listen}/")
+            socket = await session.ws_connect(f"ws://{listen}/ws?width=100&height=30")
+            message = await socket.receive(60)
+            assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT)
+            reading = asyncio.create_task(until_closed(socket))
+        await asyncio.wait_for(reading, 30)
+    await until(lambda: not consoles(inventory), 30, "the visitor's console has ended")
+
+
+async def until_closed(socket: aiohttp.ClientWebSocketResponse) -> None:
+    async for _ in socket:
+        pass
+
+
+def consoles(inventory: Path) -> list[str]:
+    """Processes of consoles on this inventory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            found += [path.parent.name] if "console" in words and str(inventory) in words else []
+    return found
 
 
 async def test_other_sites_are_refused(inventory: Path) -> None:
