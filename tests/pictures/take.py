@@ -7,10 +7,12 @@ import os
 import tempfile
 from pathlib import Path
 
+from engine.control.planning import Question
 from engine.profile import catalog
 from engine.sim.cluster import simulated
 from tests.parts.waiting import until
 from tui.cli import DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN
+from tui.plans_app import FRONT, TOP, PlansApp
 from tui.screenshot import headless
 from tui.start import control_of
 
@@ -32,6 +34,18 @@ async def take() -> None:
             app.save_screenshot(f"{name}.svg", str(FOLDER))
 
 
+async def take_planning() -> None:
+    """The planner's own screen, which needs no rack: two plans of the front pinned."""
+    question = Question("llama3-70b", ("h100x64-400g",), pareto=FRONT, top=TOP)
+    app = PlansApp(question)
+    async with app.run_test(size=(160, 44)) as pilot:
+        await until(lambda: app.board.rows, 60, "plans are found")
+        await pilot.press("space", "j", "j", "space")
+        await pilot.pause(1.2)
+        app.save_screenshot("planning.svg", str(FOLDER))
+
+
 if __name__ == "__main__":
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()
     asyncio.run(take())
+    asyncio.run(take_planning())

@@ -41,7 +41,7 @@ def pinned(pins: Sequence[Pinned], width: int, plain: bool = False) -> Text:
         text.append(f"{one.row.metrics['iteration_s']:>8.2f} s ")
         text.append_text(_bar(one.seconds, longest, room, plain))
         text.append("\n")
-    parts, figures = _parts(pins, plain), _figures(pins)
+    parts, figures = _parts(pins, plain), _figures(pins, HEAD)
     edge = len(parts[0]) + GAP
     beside = width >= edge + len(figures[0])
     text.append("\n")
@@ -52,7 +52,7 @@ def pinned(pins: Sequence[Pinned], width: int, plain: bool = False) -> Text:
             line.append_text(figures[at])
         text.append_text(line)
         text.append("\n")
-    for line in [] if beside else figures[1:]:
+    for line in [] if beside else _figures(pins, NAME + 2)[1:]:
         text.append_text(line)
         text.append("\n")
     return text
@@ -79,12 +79,12 @@ def _parts(pins: Sequence[Pinned], plain: bool) -> list[Text]:
     return out
 
 
-def _figures(pins: Sequence[Pinned]) -> list[Text]:
+def _figures(pins: Sequence[Pinned], head: int) -> list[Text]:
     """A line of letters, then one for each figure of the table."""
-    out = [_letters(pins, HEAD)]
+    out = [_letters(pins, head)]
     for column in COLUMNS:
         line = Text()
-        line.append(f"{_HEADS.get(column.head, column.head):<{HEAD}}", "dim")
+        line.append(f"{_HEADS.get(column.head, column.head):<{head}}", "dim")
         line.append("".join(f"{column.form.format(p.row.metrics[column.metric]):>{FIGURE}}" for p in pins))
         out.append(line)
     return out
