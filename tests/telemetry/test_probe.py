@@ -357,6 +357,26 @@ async def test_a_probe_that_is_killed_gives_back_all_the_same(nvml: FakeNvml, he
         await until(lambda: (nvml.limits()[0], nvml.limits("lock")[1]) == (650000, 0))
 
 
+async def test_what_a_killed_probe_had_set_is_not_what_was_before(nvml: FakeNvml) -> None:
+    """Two consoles, one of which is killed with all that would give back for it: the other sets the same GPU, and what
+    comes back at its end is what was there before both. A lock that it sets stays, too, whoever gives back late."""
+    async with probe(nvml, node="first") as first, probe(nvml, node="second") as second:
+        for do, value in (("power_limit", 600), ("clock_lock", 1200)):
+            first.send(id=do, do=do, gpus={"0": value}, lease_s=600)
+            assert (await first.record("result"))["state"] == "done"
+        (heir,) = _children(first.process.pid)
+        os.kill(int(heir), signal.SIGSTOP)  # late
+        first.process.kill()
+        await first.process.wait()
+        for do, value in (("power_limit", 600), ("clock_lock", 1300)):
+            second.send(id=do, do=do, gpus={"0": value}, lease_s=600)
+            assert (await second.record("result"))["state"] == "done"
+        os.kill(int(heir), signal.SIGCONT)
+        await until(lambda: not Path(f"/proc/{heir}").exists() or _state(int(heir)) == "Z")
+        assert (nvml.limits()[0], nvml.limits("lock")[0]) == (600000, 1300), "the late heir takes nothing from others"
+    await until(lambda: (nvml.limits()[0], nvml.limits("lock")[0]) == (700000, 0))
+
+
 async def test_what_another_console_holds_is_left_to_it(nvml: FakeNvml) -> None:
     async with probe(nvml, node="first") as first, probe(nvml, node="second") as second:
         first.send(id="a", do="power_limit", gpus={"0": 500}, lease_s=60, operator="ann@desk")

@@ -92,12 +92,8 @@ class System(object):
         """What other probes that live hold on this node."""
         return []
 
-    def orphans(self):
-        """(path, what a probe that is no more held, as it noted it) of each such note."""
-        return []
-
-    def forget(self, path):
-        """A note is done with."""
+    def inherit(self, give_back):
+        """Have what probes that are no more held given back, each note by one alone."""
 
     def wait(self, seconds):
         time.sleep(seconds)
@@ -169,17 +165,23 @@ class Host(System):
             for line in lines:
                 last = line if line.endswith(b"\n") else last
         try:
-            give_back(last.decode() or "[]")
+            path, _, held = last.decode().partition("\t")
+            if path:
+                self._settle(path, give_back)
+            else:
+                give_back(held or "[]")
         finally:
             os._exit(0)
 
     def keep(self, held):
         try:
+            path = ""
+            if self._claim is not None:
+                path = self._claim.name.replace("probe-", "leases-").replace(".lock", ".json")
             if self._heir is not None:
-                os.write(self._heir, held.encode() + b"\n")
-            if self._claim is None:
+                os.write(self._heir, ("%s\t%s\n" % (path, held)).encode())
+            if not path:
                 return
-            path = self._claim.name.replace("probe-", "leases-").replace(".lock", ".json")
             if held == "[]":
                 os.unlink(path)
                 return
@@ -218,14 +220,26 @@ class Host(System):
                     pass
         return found
 
-    def orphans(self):
-        return [(path, self.read(path) or "[]") for lives, path in self._others() if not lives]
+    def inherit(self, give_back):
+        for lives, path in list(self._others()):
+            if not lives:
+                self._settle(path, give_back)
 
-    def forget(self, path):
+    def _settle(self, path, give_back):
+        """Give back what a note of a probe that is no more names. Under that probe's own lock: its heir, and other
+        probes that find the note, would else do it again when somebody has set these boards anew."""
         try:
-            os.unlink(path)
-        except OSError:
+            lock = self._lock(path.replace("leases-", "probe-").replace(".json", ".lock"))
+        except (OSError, IOError):
+            return  # somebody else is about it
+        try:
+            kept = self.read(path)
+            if kept is not None and give_back(kept):
+                os.unlink(path)
+        except (OSError, IOError):
             pass
+        finally:
+            lock.close()
 
     def signal(self, pid, stop):
         try:

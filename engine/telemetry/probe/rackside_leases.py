@@ -186,6 +186,8 @@ class Leases(object):
         """Set every value of {index: value} or none: (state, {index: {before, asked, now}}, reason)."""
         if kind_name not in self.kinds:
             return "failed", {}, "this node's processes cannot be stopped from here"
+        # A probe that was just killed may have held these boards: what it set is not what was there before.
+        self.host.inherit(lambda kept: put_back(kept, self.kinds))
         kind, done, report = self.kinds[kind_name], [], {}
         reason = self._taken(kind_name, wanted, lease_s)
         was = dict(self.held)
@@ -313,18 +315,23 @@ class Leases(object):
 
 
 def give_back(host, kept, gpus_of, kinds):
-    """Give back what a probe that is no more held: `kept` as it was left. For the heir and for the next probe. Whether
-    all of it was seen: what is on boards that this program does not see is left to one that does."""
-    by_name = {kind.name: kind for kind in kinds}
+    """Give back what a probe that is no more held, for the heir and for the next probe; see `put_back`."""
+    gpus = gpus_of(host)
+    if kept != "[]":
+        gpus.discover()
+    return put_back(kept, {kind.name: kind(gpus, host) for kind in kinds})
+
+
+def put_back(kept, kinds):
+    """What a probe held, `kept` as it was left, as it was before. Whether all of it was seen: what is on boards that
+    this program does not see is left to one that does."""
     try:
         leases = [lease for lease in json.loads(kept) if isinstance(lease["kind"], str)]
     except (ValueError, TypeError, KeyError):
         return True  # cut short or not ours: nothing is touched on a guess
-    seen, gpus = True, gpus_of(host)
-    if leases:
-        gpus.discover()
+    seen = True
     for lease in leases:
-        kind = by_name[lease["kind"]](gpus, host) if lease["kind"] in by_name else None
+        kind = kinds.get(lease["kind"])
         index = None if kind is None else kind.index_of(lease)
         if index is None:
             seen = False

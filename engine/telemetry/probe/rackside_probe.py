@@ -33,9 +33,7 @@ def main(stdin, stdout, host, interval_s=1.0, console="", program=None):
     refusal = host.claim(console) if console else ""
     if refusal:
         return refusal
-    for path, kept in host.orphans():
-        if give_back(host, kept, program.gpus_of, program.kinds):
-            host.forget(path)
+    host.inherit(lambda kept: give_back(host, kept, program.gpus_of, program.kinds))
     program(stdin, stdout, host, interval_s).run()
     return ""
 
