@@ -137,14 +137,16 @@ def parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="how fast it is on this machine")
     bench.add_argument(
         "what",
-        choices=["predict", "plans", "forecast", "poll", "prometheus", "guard", "hook", "tui"],
+        choices=["predict", "plans", "forecast", "poll", "prometheus", "guard", "hook", "tui", "record"],
         help="one prediction, a search of the space, the twin, telemetry over SSH or through a Prometheus, a "
-        "simulated hour with a failed fan, without and with the guard, the job hook, or the console in a terminal",
+        "simulated hour with a failed fan, without and with the guard, the job hook, the console in a terminal, or a recording",
     )
     bench.add_argument("--seed", type=_count, metavar="N", help="forecast: repeat an earlier run")
     bench.add_argument("--nodes", type=_count, default=1024, metavar="N", help="poll: default: %(default)s")
     bench.add_argument("--seconds", type=_count, default=20, metavar="S", help="poll, hook, tui: default: %(default)s")
-    bench.add_argument("--gpus", type=_count, default=8192, metavar="N", help="prometheus, tui: default: %(default)s")
+    bench.add_argument(
+        "--gpus", type=_count, default=8192, metavar="N", help="prometheus, tui, record: default: %(default)s"
+    )
     bench.add_argument("--json", action="store_true", help="one JSON object")
     hook = commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
     hook.add_argument(

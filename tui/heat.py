@@ -15,7 +15,8 @@ from engine.control.control import Control
 from engine.control.events import Published
 from engine.model.learn import Errors
 from engine.profile import ProfileError, catalog
-from engine.record.recording import Recorder, RecordError
+from engine.record.recording import Recorder
+from engine.record.schema import RecordError
 from tui.output import printed, progress, write
 from tui.widgets.plot import sparkline
 
