@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import numpy as np
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
@@ -24,7 +24,7 @@ from engine.job.status import JobStatus
 from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
 from tui import choices
-from tui.actions import ACTIONS
+from tui.actions import actions
 from tui.bridge import carry
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
@@ -32,6 +32,7 @@ from tui.screens.act import ActPanel, Choice, Confirmed
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
 from tui.screens.shelve import ShelvePanel
+from tui.taping import Taping
 from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
@@ -51,7 +52,7 @@ WIDE, TALL = 150, 40
 """From this size on all panes stand on the screen together."""
 
 
-class RacksideApp(App[None]):
+class RacksideApp(Taping):
     """Holds one engine object, the control."""
 
     CSS_PATH = "console.tcss"
@@ -71,7 +72,7 @@ class RacksideApp(App[None]):
         self._looked = -REPLAN_S
         self._panel: ActPanel | None = None
         self._make_widgets()
-        for action in ACTIONS:
+        for action in actions(self.replay is not None):
             key = self.own_keys.get(action.id, action.keys)
             shown = bool(action.footer)
             self._bindings.bind(
@@ -108,6 +109,7 @@ class RacksideApp(App[None]):
         yield self.job_line
         yield self.action_line
         yield self.alarm_line
+        yield from self.time_line()
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -123,7 +125,7 @@ class RacksideApp(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every action of the registry, then Textual's own."""
-        for action in ACTIONS:
+        for action in actions(self.replay is not None):
             yield SystemCommand(action.title, action.help, getattr(self, f"action_{action.id}"))
         yield from super().get_system_commands(screen)
 
@@ -207,9 +209,8 @@ class RacksideApp(App[None]):
     def _draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time
         metric = self.racks.metric
-        self.site.draw(
-            lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only, self.size.width < 60)
-        )
+        site = lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only, self.size.width < 60)
+        self.site.draw(self.taped(site))
         self.legend.draw(lines.legend(metric))
         self._draw_job()
         self.action_line.draw(lines.last_action(c.tickets))
@@ -281,7 +282,7 @@ class RacksideApp(App[None]):
     def _may_decide(self) -> bool:
         """A console that can never be armed is there to be looked at."""
         if self.control.arming.fixed_read_only:
-            self.notify("This console was started with --read-only: it acknowledges nothing.", severity="warning")
+            self.notify(f"{self.control.arming.why} It acknowledges nothing.", severity="warning", markup=False)
         return not self.control.arming.fixed_read_only
 
     def action_acknowledge(self) -> None:
@@ -335,7 +336,7 @@ class RacksideApp(App[None]):
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(self.own_keys, self.plain))
+            self.push_screen(HelpScreen(self.own_keys, self.plain, self.replay is not None))
 
     # Keys that act: each opens a panel; nothing is sent before its proposal is confirmed there.
 

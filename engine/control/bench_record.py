@@ -57,9 +57,9 @@ def recorded(gpus: int, minutes: int = MINUTES) -> dict[str, Any]:
         "open_minute_s": opened,
         "write_ms": float(np.median(took) * 1e3),
         "fold_s": float(np.max(took)),
-        "how": f"{minutes} minutes recorded, those older than {WHOLE} thinned to mean, least and largest of 10 s; a day is "
-        f"{hours:.0f} h of minutes as the whole ones and {24 - hours:.0f} h of minutes as the thinned ones, and what "
-        "SQLite takes on top",
+        "how": f"{minutes} minutes recorded, those older than {WHOLE} thinned to mean, least and largest of 10 s; "
+        f"a day is {hours:.0f} h of minutes as the whole ones, {24 - hours:.0f} h of minutes as the thinned ones, and "
+        "what SQLite takes on top",
     }
 
 
@@ -70,7 +70,7 @@ def text(found: dict[str, Any]) -> str:
             f"{found['gpus']:,} GPUs, {found['metrics']} metrics a second",
             f"a stored value    {found['bytes_per_value']:.2f} bytes: whole {found['bytes_per_value_whole']:.2f}, "
             f"thinned {found['bytes_per_value_thinned']:.2f}",
-            f"a day             {found['gb_per_24h']:.2f} GB ({found['gb_per_24h_whole']:.2f} GB if nothing were thinned)",
+            f"a day             {found['gb_per_24h']:.2f} GB; {found['gb_per_24h_whole']:.2f} GB with nothing thinned",
             f"a minute is open  in {found['open_minute_s']:.2f} s",
             f"a second written  in {found['write_ms']:.1f} ms, one that folds a minute in {found['fold_s']:.2f} s",
             found["how"],

@@ -1,4 +1,4 @@
-"""How numbers become few bytes: whole steps, differences along time and along GPUs, bytes of one weight together, zlib."""
+"""How numbers become few bytes: whole steps, differences in time and between GPUs, bytes of one weight together."""
 
 from __future__ import annotations
 
@@ -89,4 +89,5 @@ def _squeezed(steps: Shorts) -> bytes:
 def _spread(data: bytes) -> Shorts:
     both = np.frombuffer(zlib.decompress(data), np.uint8).reshape(2, -1).astype(np.uint16)
     folded = both[0] | (both[1] << np.uint16(8))
-    return ((folded >> np.uint16(1)) ^ (np.uint16(0) - (folded & np.uint16(1)))).astype(np.int16)
+    out: Shorts = ((folded >> np.uint16(1)) ^ (np.uint16(0) - (folded & np.uint16(1)))).astype(np.int16)
+    return out

@@ -79,6 +79,15 @@ class Reader:
             raise RecordError(f"{self.path} is empty: nothing was recorded.")
         self.start, self.end = float(min(ends)), float(max(ends))
 
+    def refresh(self) -> bool:
+        """Look again how far it goes, for it may still be written; whether it goes further now."""
+        before = self.end
+        try:
+            self._span()
+        except sqlite3.Error as error:
+            raise RecordError(f"{self.path} cannot be read: {error}.") from None
+        return self.end > before
+
     def close(self) -> None:
         self._db.close()
 
@@ -105,10 +114,10 @@ class Reader:
                     inside = (minute.times >= begin) & (minute.times <= end)
                     times.append(minute.times[inside])
                     for name in wanted:
-                        blocks = [self._block(minute, name, part)[at if minute.thin else 0] for part in parts]
+                        blocks = [self._block(minute, name, part)[at if minute.thin else 0][inside] for part in parts]
                         if row is not None:
                             blocks = [blocks[0][:, row % PART : row % PART + 1]]
-                        found[name].append(packing.values(np.concatenate(blocks, axis=1)[inside], STEPS[name]))
+                        found[name].append(packing.values(np.concatenate(blocks, axis=1), STEPS[name]))
                 seconds = "select time, data from second where time between ? and ? order by tick"
                 for time, data in self._db.execute(seconds, (begin, end)):
                     whole = packing.unraw(data, (len(STEPS), len(self.gpus)))
@@ -137,6 +146,11 @@ class Reader:
         found = self.window(at, at, metrics)
         return at, {name: rows[-1] for name, rows in found.metrics.items()}
 
+    def is_thin(self, begin: float, end: float) -> bool:
+        """Whether anything of a stretch is kept as mean, least and largest only."""
+        words = "select count(*) from minute where end >= ? and start <= ? and step_s > 0"
+        return bool(self._rows(words, (begin, end))[0][0])
+
     def events(self, begin: float, end: float, *kinds: str) -> Iterator[Told]:
         """What happened after `begin` and until `end`, of these kinds or of all, in its order."""
         yield from self._events("time > ? and time <= ?", (begin, end), kinds)
@@ -151,6 +165,12 @@ class Reader:
         asked = ",".join("?" * len(kinds))
         found = self._rows(f"select time, kind from event where kind in ({asked}) order by time, id", kinds)
         return [(float(t), str(k)) for t, k in found]
+
+    def last(self, until: float, kind: str, subject: str) -> Told | None:
+        """The last event of one kind and subject at or before a moment."""
+        newest = "select max(time) from event where kind = ? and subject = ? and time <= ?"
+        where = f"kind = ? and subject = ? and time = ({newest})"
+        return next(iter([*self._events(where, (kind, subject, kind, subject, until), ())][::-1]), None)
 
     def _events(self, where: str, values: tuple[object, ...], kinds: tuple[str, ...]) -> Iterator[Told]:
         asked = f" and kind in ({','.join('?' * len(kinds))})" if kinds else ""

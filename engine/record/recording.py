@@ -136,7 +136,7 @@ class Recorder:
             known = self._links_of = (links.node, snapshot.gpus.node, np.array(at, np.int64))
         rates = links[LINKS[name]]
         told = (known[2] >= 0) & ~np.isnan(rates)
-        out = np.bincount(known[2][told], rates[told], minlength=gpus)
+        out: Floats = np.bincount(known[2][told], rates[told], minlength=gpus).astype(float)
         out[np.bincount(known[2][told], minlength=gpus) == 0] = np.nan
         return out
 

@@ -3,17 +3,17 @@
     meta    key, value                    format, cluster (its name), inventory (JSON, without addresses and keys)
     gpu     row, node, slot               the rows of every array
     second  tick, time, data              the last minute, a row a second: nothing written is lost by a kill
-    minute  id, start, end, ticks, step_s, times     older seconds by the minute; step_s 0: every tick, else thinned
-    block   minute, metric, part, data    one metric of 1,024 GPUs (part 0: the first ones) in one minute
+    minute  id, start, end, ticks, step_s, times     what is older; step_s 0: every tick, else thinned
+    block   minute, metric, part, data    one metric of 1,024 GPUs (part 0: the first) in one minute
     event   id, time, kind, subject, data           what else happened, as JSON
 
 Times are unix seconds; `times` is zlib over 64-bit floats. A value is a 16-bit integer times its metric's step (STEPS);
--32768: nothing was read. `data` of `second` is zlib over (metric, GPU); that of `block` as `packing` says: (tick, GPU), or
-(3, bin, GPU) once thinned: the mean of each bin, how far the least and the largest value of it lie below and above.
+-32768: nothing was read. `data` of `second` is zlib over (metric, GPU); that of `block` as `packing` says: (tick, GPU),
+or once thinned (3, bin, GPU): the mean of each bin, and how far its least and largest value lie below and above.
 
-Events: `node` (state, and what it said of itself), `facts` (its GPUs), `job` (all of a job's status), `step` (one step of it),
-`alarm` (raised, returned, acknowledged, shelved, unshelved) and `ticket` (an action at one stage). `subject` is the node,
-the job, the alarm's key or the action's id.
+Events: `node` (state, and what it said of itself), `facts` (its GPUs), `job` (all of a job's status), `step` (the
+newest step of a second), `alarm` (raised, returned, acknowledged, shelved, unshelved), `ticket` (an action at one
+stage). `subject` is the node, the job, the alarm's key or the action's id.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FORMAT = "2"
 STEPS = {
     "temperature_c": 0.5,
     "memory_temperature_c": 0.5,
-    "power_w": 0.2,
-    "power_limit_w": 0.2,
+    "power_w": 0.1,
+    "power_limit_w": 0.1,
     "sm_clock_mhz": 1.0,
     "utilization_pct": 1.0,
     "memory_used_mib": 32.0,
