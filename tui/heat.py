@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,8 @@ async def _watched(given: Any) -> dict[str, Any]:
         return heating.forecast_json(cluster, control.watch, *control.rack_and_load())
 
 
-async def follow(control: Control, seconds: float) -> None:
-    """Follow the control for so long, without end for infinity."""
+async def follow(control: Control, seconds: float, told: Callable[[], object] = lambda: None) -> None:
+    """Follow the control for so long, without end for infinity; `told` is called with every snapshot."""
     ends = time.monotonic() + seconds
     events = control.events()
     while (left := ends - time.monotonic()) > 0:
@@ -120,6 +121,7 @@ async def follow(control: Control, seconds: float) -> None:
         except TimeoutError:
             break
         if isinstance(event, Published):
+            told()
             progress(_state(control, seconds, left))
     progress()
 

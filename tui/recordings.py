@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -29,9 +30,20 @@ def record(given: Any) -> int:
     except RecordError as error:
         raise ProfileError(str(error)) from None
 
+    said = ""
+
+    def trouble() -> None:
+        """Say what is wrong when it begins, and when it is over."""
+        nonlocal said
+        if recording.trouble != said:
+            progress()
+            words = recording.trouble or f"{path}: it is written again, {recording.lost} seconds are missing."
+            print(f"rackside: {words}", file=sys.stderr, flush=True)
+            said = recording.trouble
+
     async def run() -> None:
         async with control.running():
-            await follow(control, given.seconds or float("inf"))
+            await follow(control, given.seconds or float("inf"), trouble)
 
     try:
         asyncio.run(run())
@@ -39,9 +51,9 @@ def record(given: Any) -> int:
         pass
     finally:
         recording.close()
-    told = f"; {recording.lost} seconds could not be written: {recording.trouble}" if recording.lost else ""
-    print(f"wrote {path}{told}")
-    return 1 if recording.lost else 0
+    trouble()
+    print(f"wrote {path}" + (f"; {recording.lost} seconds could not be written" if recording.lost else ""))
+    return 1 if recording.lost or recording.trouble else 0
 
 
 def export(given: Any) -> int:

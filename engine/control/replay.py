@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 
 from engine.act.action import Action, Outlook, Proposal, Stage, Ticket
 from engine.act.alarm import Alarm, Event, Raised, What
@@ -25,10 +26,11 @@ from engine.control.control import Control, Refused
 from engine.control.events import Published
 from engine.control.watch import Watch
 from engine.job.status import JobStatus
+from engine.model import observer
 from engine.profile import Cluster, catalog
 from engine.record.past import Past
 from engine.record.reading import Reader, Told
-from engine.record.schema import RecordError
+from engine.record.schema import Floats, RecordError
 from engine.telemetry.snapshot import Snapshot
 
 NOTHING_DONE = "This is a recording: nothing can be done in it."
@@ -119,7 +121,7 @@ class Replay(Control):
         if onward:
             self.watch.look(self.snapshot, max(0.0, now - last.time))
             return
-        self.watch = Watch(self.cluster)
+        self.watch = PastWatch(self.cluster)
         names = ("temperature_c", "power_w", "power_limit_w")
         found = self.reader.window(now - WARM_S, now, names)
         every = 1 + len(found.gpus) // 512  # of a large rack fewer moments, so that a leap stays one
@@ -127,7 +129,7 @@ class Replay(Control):
         for at in [*range(len(found.times))[:-1:every], len(found.times) - 1][-int(WARM_S) :]:
             seconds = 1.0 if math.isnan(previous) else float(found.times[at]) - previous
             if seconds > GAP_S:
-                self.watch = Watch(self.cluster)
+                self.watch = PastWatch(self.cluster)
             celsius, watts, limit_w = (found.metrics[name][at] for name in names)
             self.watch.take(celsius, watts, limit_w, seconds)
             previous = float(found.times[at])
@@ -210,6 +212,16 @@ class Replay(Control):
 
     def amiss(self) -> list[Raised]:
         return []
+
+
+class PastWatch(Watch):
+    """The twin alone: what it found amiss is in the recording, and need not be found again."""
+
+    def take(self, celsius: Floats, watts: Floats, limit_w: Floats, seconds: float) -> None:
+        if seconds > 0:
+            self.twin = observer.advance(self.twin, celsius, watts, seconds)
+            self.watched_s += seconds
+            self._limit_w = np.where(np.isnan(limit_w), np.inf, limit_w)
 
 
 class PastAlarms(Alarming):

@@ -8,6 +8,7 @@ import sqlite3
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from engine.telemetry.snapshot import Snapshot
 
 THIN_AFTER_S = 3600.0
 MOST_BYTES = 10_000_000_000
+LOG_PAGES = 500
+"""So long the log grows before its pages go to the file."""
 WAITING = 20_000
 """Events that are kept in memory while the disk takes none; older ones are lost."""
 _STEP = np.array(list(STEPS.values()))[:, None]
@@ -52,6 +55,7 @@ class Recorder:
             self._db = sqlite3.connect(path, check_same_thread=False)
             self._db.executescript("pragma journal_mode = wal; pragma synchronous = normal;" + TABLES)
             self._db.execute(f"pragma journal_size_limit = {8 << 20}")
+            self._db.execute(f"pragma wal_autocheckpoint = {LOG_PAGES}")
             told = [("format", FORMAT), ("cluster", cluster), ("inventory", inventory)]
             self._db.executemany("insert into meta values (?, ?)", told)
             self._db.executemany("insert into gpu values (?, ?, ?)", [(r, n, s) for (n, s), r in self._rows.items()])
@@ -103,11 +107,17 @@ class Recorder:
             self._waiting.popleft()
 
     def _try(self, what: str, work: Any, *values: Any) -> None:
-        try:
-            with self._db:
-                work(*values)
-        except sqlite3.Error as error:
-            raise RecordError(f"{self.path}: {what} could not be written: {error}.") from None
+        """In one transaction; once more from the beginning of the log when it finds no room."""
+        for last in (False, True):
+            try:
+                with self._db:
+                    work(*values)
+                return
+            except sqlite3.Error as error:
+                if last:
+                    raise RecordError(f"{self.path}: {what} could not be written: {error}.") from None
+                with suppress(sqlite3.Error):
+                    self._db.execute("pragma wal_checkpoint(restart)")
 
     def _matched(self, snapshot: Snapshot) -> tuple[list[int], list[int]]:
         """Rows here and in the snapshot; looked up again only when a node shows other rows."""
@@ -200,8 +210,6 @@ class Recorder:
             while self._seconds:
                 self._try("a minute", self._fold)
         finally:
-            try:
+            with suppress(sqlite3.Error):  # somebody reads it: it stays as it is, and is whole
                 self._db.execute("pragma journal_mode = delete")
-            except sqlite3.Error:
-                pass  # somebody reads it: it stays as it is, and is whole
             self._db.close()

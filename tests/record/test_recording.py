@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from engine.record.recording import Recorder
 from engine.record.schema import LINKS, STEPS, RecordError
 from engine.telemetry.snapshot import Snapshot
 from tests.parts.still import still
+from tui.cli import main
 
 LINKED = {"link_rx_gb_s": 2.0, "link_tx_gb_s": 3.0}
 """Each GPU of the still console has two NVLinks."""
@@ -137,7 +139,7 @@ from engine.record.recording import Recorder
 from engine.record.schema import RecordError
 told = seconds(Path(sys.argv[2]), 150)
 recorder = Recorder(Path(sys.argv[1]), "c", GPUS)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
 lost = 0
 for number, snapshot in enumerate(told):
     if number == 149:
@@ -279,3 +281,13 @@ def test_a_bad_trace_is_a_sentence(tmp_path: Path, text: str, says: str) -> None
     path.write_text(text)
     with pytest.raises(RecordError, match=says):
         trace.read(path, GPUS)
+
+
+def test_the_bench_says_what_a_recording_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "record", "--gpus", "64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["metrics"] == 10
+    assert 0 < found["bytes_per_value"] < 2
+    assert found["gb_per_24h"] * 8192 / 64 < 10
+    assert found["gb_per_24h"] < found["gb_per_24h_whole"]
+    assert 0 < found["open_minute_s"] < 1
