@@ -133,7 +133,7 @@ class RacksideApp(Taping):
 
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         self._draw()
-        if self.control.snapshot.time - self._looked >= REPLAN_S:
+        if abs(self.control.snapshot.time - self._looked) >= REPLAN_S:
             self._replan()
         if self._panel is not None:
             self._panel.repropose()

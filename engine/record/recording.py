@@ -189,6 +189,9 @@ class Recorder:
         bins = np.floor(times / BIN_S).astype(np.int64)
         bins = np.cumsum(np.diff(bins, prepend=bins[0]) != 0)
         starts = np.flatnonzero(np.diff(bins, prepend=-1))
+        if 3 * len(starts) >= ticks:  # read so seldom that three numbers a bin would be more
+            self._db.execute("update minute set step_s = -1 where id = ?", (minute,))
+            return
         blocks = self._db.execute("select metric, part, data from block where minute = ?", (minute,)).fetchall()
         for metric, part, data in blocks:
             thin = packing.packed_thin(packing.thinned(packing.unpacked(data, ticks), bins))

@@ -3,7 +3,7 @@
     meta    key, value                    format, cluster (its name), inventory (JSON, without addresses and keys)
     gpu     row, node, slot               the rows of every array
     second  tick, time, data              the last minute, a row a second: nothing written is lost by a kill
-    minute  id, start, end, ticks, step_s, times     what is older; step_s 0: every tick, else thinned
+    minute  id, start, end, ticks, step_s, times     what is older; step_s > 0: thinned, else every tick
     block   minute, metric, part, data    one metric of 1,024 GPUs (part 0: the first) in one minute
     event   id, time, kind, subject, data           what else happened, as JSON
 

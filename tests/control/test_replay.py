@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -20,13 +21,14 @@ from engine.control.control import Refused
 from engine.control.recording import Recording, inventory
 from engine.control.replay import Replay
 from engine.control.whatif import what_if
-from engine.profile import Cluster, catalog
+from engine.profile import Cluster, ProfileError, catalog
 from engine.record.reading import Reader
 from engine.record.schema import RecordError
 from tests.parts.recorded import ACTION_AT, ALARM_AT, GONE_AT, recorded, warmer
 from tests.parts.still import NOON, still
 from tests.parts.waiting import until
 from tui.cli import main
+from tui.recordings import moment
 
 BEGAN = NOON + 30
 
@@ -266,3 +268,24 @@ def test_what_cannot_be_replayed_is_a_sentence(tmp_path: Path, capsys: pytest.Ca
     for name, says in (("none.rks", "There is no file"), ("odd.rks", "is no recording that can be read")):
         assert main(["replay", str(tmp_path / name)]) == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["record", "-o"], ["console", "--record"]])
+def test_a_file_is_never_written_over(
+    inventory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    path = tmp_path / "run.rks"
+    path.write_text("mine")
+    assert main([words[0], "--cluster", str(inventory), words[1], str(path)]) == 2
+    assert "exists; a recording is never written over. Choose another name." in capsys.readouterr().err
+    assert path.read_text() == "mine"
+
+
+def test_times_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert moment("+90", NOON) == NOON + 90
+    assert moment("12:01:30", NOON) == NOON + 90
+    assert moment("2025-12-02T12:01:30", NOON) == NOON + 90
+    with pytest.raises(ProfileError, match="'later' is no time"):
+        moment("later", NOON)

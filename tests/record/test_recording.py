@@ -99,6 +99,15 @@ def test_what_is_old_is_kept_as_mean_least_and_largest_of_ten_seconds(tmp_path: 
         assert reader.moment(told[0].time + 1e6)[0] == told[-1].time
 
 
+def test_what_is_read_seldom_is_not_thinned(tmp_path: Path) -> None:
+    told, path = seconds(tmp_path, 60), tmp_path / "run.rks"
+    recorder = Recorder(path, "c", GPUS, thin_after_s=0)
+    for at in range(120):
+        recorder.write(replace(told[at % 60], time=told[0].time + 15 * at))
+    recorder.close()
+    assert len(reading.read(path).times) == 120
+
+
 def test_a_file_that_would_grow_too_large_loses_its_oldest_minutes(tmp_path: Path) -> None:
     told, path = seconds(tmp_path, 60), tmp_path / "run.rks"
     recorder = Recorder(path, "c", GPUS, most_bytes=120_000)
