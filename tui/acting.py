@@ -120,7 +120,7 @@ async def settled(control: Control, cluster: Cluster, wait_s: float) -> None:
 async def _proposed(control: Control, given: Any) -> Proposal:
     what, value = given.what, given.value
     if what == "throttle":
-        label, cells = cells_of(control.cluster, given.target)
+        label, cells = _cells(control, given.target)
         amount, unit = _throttle_value(value)
         if unit == "MHz":
             return control.propose_clock(label, cells, to_mhz=amount, permanent=given.permanent)
@@ -139,6 +139,18 @@ async def _proposed(control: Control, given: Any) -> Proposal:
         words = {"halve": hook.microbatch // 2, "double": hook.microbatch * 2}
         return control.propose_microbatch(hook, words.get(str(value)) or _whole(value, what))
     return control.propose_rebalance(hook, 1 if value is None else _whole(value, what))
+
+
+def _cells(control: Control, target: str) -> tuple[str, list[tuple[int, int]]]:
+    """As `cells_of`; `job:NAME` is where a job runs."""
+    kind, _, name = target.partition(":")
+    if kind != "job" or any(n.name == "job" for n in control.cluster.nodes):
+        return cells_of(control.cluster, target)
+    job = job_of(control.jobs.statuses.values(), control.found_jobs, name)
+    cells = control.cells_of_job(job)
+    if not cells:
+        raise ProfileError(f"Where {name} runs is not known: neither its ranks nor its processes tell their GPUs.")
+    return f"job {job.name}", cells
 
 
 def _standstill(control: Control, job: JobStatus | FoundJob, stop: bool, seconds: float, by: str) -> Proposal:

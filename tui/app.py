@@ -17,32 +17,36 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from engine.act.action import Proposal, Stage
-from engine.act.alarm import Alarm, Shelved
 from engine.act.audit import AuditError
 from engine.control.control import Control, Refused
+from engine.control.hookless import trains
 from engine.job.status import JobStatus
+from engine.model.predict import Prediction
 from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
-from tui import choices
+from tui import alarm_keys, choices
 from tui.actions import actions
 from tui.bridge import carry
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
 from tui.screens.act import ActPanel, Choice, Confirmed
+from tui.screens.filter import FilterScreen
+from tui.screens.go_to import GoToScreen
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
-from tui.screens.shelve import ShelvePanel
 from tui.taping import Taping
 from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
 from tui.widgets.elevation import Elevation
+from tui.widgets.jobs import Effect, Jobs
 from tui.widgets.layout import GAP, RACK_WIDTH
 from tui.widgets.links import Links
 from tui.widgets.pane import Pane
 from tui.widgets.plans import Plans
 
-PANES = ("gpu", "links", "plans", "alarms")
+PANES = ("gpu", "jobs", "links", "plans", "alarms")
+"""As they stand on a large screen, which shows the GPU or the jobs, and the three others."""
 Breakpoints = list[tuple[int, str]]
 REPLAN_S = 10.0
 """How often the state of the rack is looked at for plans that it would change."""
@@ -68,7 +72,10 @@ class RacksideApp(Taping):
         self.own_keys = dict(keys or {})
         self.pane = "gpu"
         self.links_of_all = False
+        self.wanted = ""
+        """Words that links and alarms are limited to."""
         self._planned_for: tuple[tuple[str, int, bool] | None, Conditions] | None = None
+        self._own: Prediction | None = None
         self._looked = -REPLAN_S
         self._panel: ActPanel | None = None
         self._make_widgets()
@@ -79,7 +86,10 @@ class RacksideApp(Taping):
                 key, action.id, action.footer or action.title, show=shown, priority=action.id == "next_pane"
             )
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
+    ]
 
     def _make_widgets(self) -> None:
         """All of them from the start: steps, snapshots and sizes also arrive while the screen comes or goes."""
@@ -93,10 +103,18 @@ class RacksideApp(Taping):
         )
         self.detail, self.plans = Detail("body-gpu", plain), Plans("body-plans", plain)
         self.links, self.alarm_list = Links("body-links", plain), Alarms("body-alarms", plain)
-        bodies = {"gpu": self.detail, "plans": self.plans, "links": self.links, "alarms": self.alarm_list}
+        self.jobs = Jobs("body-jobs", plain)
+        self._effects: list[Effect] = []
+        self.bodies: dict[str, Pane] = {
+            "gpu": self.detail,
+            "jobs": self.jobs,
+            "plans": self.plans,
+            "links": self.links,
+            "alarms": self.alarm_list,
+        }
         self.panes = {
             name: VerticalScroll(body, id=f"pane-{name}", classes="pane", can_focus=False)
-            for name, body in bodies.items()
+            for name, body in self.bodies.items()
         }
         self.left = Vertical(self.legend, self.racks, id="left")
         self.right = Vertical(*self.panes.values(), id="right")
@@ -147,7 +165,7 @@ class RacksideApp(Taping):
         self._draw_job()
 
     def on_ticket_arrived(self, message: TicketArrived) -> None:
-        self._draw_lines()
+        self.draw_lines()
         ticket = message.ticket
         if ticket.stage in (Stage.FAILED, Stage.UNKNOWN):
             self.notify(ticket.line, severity="error", timeout=10, markup=False)
@@ -160,11 +178,16 @@ class RacksideApp(Taping):
     async def _plan(self) -> None:
         """Compare plans again when the current job, its microbatch, or the state of the rack is another."""
         now, job = await asyncio.to_thread(self.control.conditions), self._job
+        if job is not None and job.attached and self.pane == "jobs":
+            node = self.racks.cursor[0]
+            self._effects = await asyncio.to_thread(choices.effects, self.control, job, node)
+            self._draw_jobs()
         known = ((job.key, job.microbatch, job.attached) if job else None, now)
         if known == self._planned_for:
             return
         found = await asyncio.to_thread(self.control.alternatives, now)
         self._planned_for = known
+        self._own = found[0].prediction if found and not isinstance(found[0].prediction, str) else None
         title = f"Plans for {job.name}, predicted on {self.control.cluster.name}" if job else "Plans"
         self.plans.show(title, [(c.label, c.prediction) for c in found], now.told, job.step_s if job else None)
 
@@ -188,13 +211,14 @@ class RacksideApp(Taping):
             max(1, min(room, max(LEAST_LEFT, racks * (RACK_WIDTH + GAP)))) if room < size.width else room
         )
         for name, pane in self.panes.items():
-            pane.display = everything or name == self.pane
+            first = "jobs" if self.pane == "jobs" else "gpu"
+            pane.display = name == self.pane or (everything and name in (first, "links", "plans", "alarms"))
 
     def _draw(self) -> None:
         snapshot = self.control.snapshot
         self.racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0 and a.stands))
         self._draw_cursor()
-        self._draw_lines()
+        self.draw_lines()
 
     def _draw_cursor(self) -> None:
         snapshot, (node, slot) = self.control.snapshot, self.racks.cursor
@@ -204,18 +228,27 @@ class RacksideApp(Taping):
         name = self.control.cluster.nodes[node].name
         role = self.control.roles().get((name, slot))
         self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, role.text() if role else "")
-        self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried())
+        self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried(), self.wanted)
 
-    def _draw_lines(self) -> None:
+    def draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time
         metric = self.racks.metric
         site = lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only, self.size.width < 60)
         self.site.draw(self.taped(site))
         self.legend.draw(lines.legend(metric))
         self._draw_job()
+        self._draw_jobs()
         self.action_line.draw(lines.last_action(c.tickets))
         self.alarm_line.draw(lines.top_alarm(c.alarms, now))
-        self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now)
+        self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now, self.wanted)
+
+    def _draw_jobs(self) -> None:
+        c, job = self.control, self._job
+        if not self.panes["jobs"].display:
+            return
+        others = [f for f in c.found_jobs if trains(f) and "hook" not in f.source]
+        effects = self._effects if job is not None and job.attached else []
+        self.jobs.show(job, others, *c.rack_and_load(), self._own, effects, c.snapshot.time)
 
     def _draw_job(self) -> None:
         line = lines.job(self._job, self._others, self.control.snapshot.time)
@@ -226,34 +259,67 @@ class RacksideApp(Taping):
     def on_elevation_selected(self) -> None:
         self._draw_cursor()
 
-    def _show_pane(self, name: str) -> None:
+    def show_pane(self, name: str) -> None:
         self.pane = name
         self._arrange(self.size)
         (self.alarm_list if name == "alarms" else self.racks).focus()
         self.call_after_refresh(self._draw_cursor)
 
     def action_pane_gpu(self) -> None:
-        self._show_pane("gpu")
+        self.show_pane("gpu")
+
+    def action_pane_jobs(self) -> None:
+        self.show_pane("jobs")
+        self._draw_jobs()
+        self._replan()
 
     def action_pane_links(self) -> None:
-        self._show_pane("links")
+        self.show_pane("links")
 
     def action_pane_plans(self) -> None:
-        self._show_pane("plans")
+        self.show_pane("plans")
 
     def action_pane_alarms(self) -> None:
-        self._show_pane("alarms")
+        self.show_pane("alarms")
 
     def action_next_pane(self) -> None:
-        self._show_pane(PANES[(PANES.index(self.pane) + 1) % len(PANES)])
+        self.show_pane(PANES[(PANES.index(self.pane) + 1) % len(PANES)])
 
     def action_links_scope(self) -> None:
         self.links_of_all = not self.links_of_all
-        self._show_pane("links")
+        self.show_pane("links")
+
+    def action_copy(self) -> None:
+        """By the terminal itself (OSC 52): it works over SSH, and in tmux with set-clipboard on."""
+        text = self.bodies[self.pane].text
+        self.copy_to_clipboard(text)
+        self.notify(f"{text.count(chr(10)) + 1} lines of this pane are in the clipboard, if the terminal lets them.")
+
+    def action_filter(self) -> None:
+        """Ask for words, and limit links and alarms to what holds them."""
+
+        def limit(wanted: str | None) -> None:
+            if wanted is not None:
+                self.wanted = wanted
+                self._draw_cursor()
+                self.draw_lines()
+
+        self.push_screen(FilterScreen(self.wanted, self.plain), limit)
+
+    def action_go_to(self) -> None:
+        """Ask for a node, and put the cursor there."""
+        names = [n.name for n in self.control.cluster.nodes]
+
+        def go(found: tuple[int, int] | None) -> None:
+            if found is not None:
+                self.racks.cursor = found
+
+        gpus = [self.control.cluster.type_of(n).gpus for n in self.control.cluster.nodes]
+        self.push_screen(GoToScreen(names, gpus, self.plain), go)
 
     def action_metric(self) -> None:
         self.racks.metric = METRICS[(METRICS.index(self.racks.metric) + 1) % len(METRICS)]
-        self._draw_lines()
+        self.draw_lines()
 
     def action_zoom_in(self) -> None:
         self.racks.closer(1)
@@ -271,59 +337,17 @@ class RacksideApp(Taping):
             if row in status.rows:
                 self.racks.cursor = (number, status.rows.index(row))
 
-    # Keys of the alarms: the first press of any of them shows the list.
-
-    def _chosen_alarm(self) -> Alarm | Shelved | None:
-        if not self.alarm_list.has_focus:
-            self._show_pane("alarms")
-            return None
-        return self.alarm_list.chosen
-
-    def _may_decide(self) -> bool:
-        """A console that can never be armed is there to be looked at."""
-        if self.control.arming.fixed_read_only:
-            self.notify(f"{self.control.arming.why} It acknowledges nothing.", severity="warning", markup=False)
-        return not self.control.arming.fixed_read_only
-
     def action_acknowledge(self) -> None:
-        chosen = self._chosen_alarm()
-        if isinstance(chosen, Alarm) and self._may_decide():
-            self.control.alarming.acknowledge([chosen.key])
-            self._draw_lines()
+        alarm_keys.acknowledge(self)
 
     def action_acknowledge_all(self) -> None:
-        if self._chosen_alarm() is not None and self._may_decide():
-            self.control.alarming.acknowledge([a.key for a in self.control.alarms])
-            self._draw_lines()
+        alarm_keys.acknowledge_all(self)
 
     def action_shelve(self) -> None:
-        chosen = self._chosen_alarm()
-        if chosen is None or not self._may_decide():
-            return
-        if isinstance(chosen, Shelved):
-            self.control.alarming.unshelve(chosen.key)
-            self._draw_lines()
-            return
-
-        def shelved(answer: tuple[float, str] | None) -> None:
-            if answer is not None:
-                self.control.alarming.shelve(chosen.key, *answer)
-                self._draw_lines()
-
-        self.push_screen(ShelvePanel(chosen, self.plain), shelved)
+        alarm_keys.shelve(self)
 
     def action_go_to_alarm(self) -> None:
-        chosen = self._chosen_alarm()
-        if not isinstance(chosen, Alarm):
-            return
-        names = [n.name for n in self.control.cluster.nodes]
-        if chosen.node not in names:
-            self.notify("This alarm is of no node.", severity="warning")
-            return
-        number = names.index(chosen.node)
-        rows = self.control.snapshot.nodes[number].rows
-        self.racks.cursor = (number, rows.index(chosen.row) if chosen.row in rows else 0)
-        self._show_pane("gpu")
+        alarm_keys.go_to(self)
 
     def action_next_job(self) -> None:
         attached = [s for s in self.control.jobs.statuses.values() if s.attached]
@@ -332,7 +356,7 @@ class RacksideApp(Taping):
             return
         self.control.jobs.select_next()
         self._replan()
-        self._draw_lines()
+        self.draw_lines()
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
@@ -345,7 +369,7 @@ class RacksideApp(Taping):
             self.control.arming.disarm()
         elif refused := self.control.arming.arm():
             self.notify(refused, severity="warning", markup=False)
-        self._draw_lines()
+        self.draw_lines()
 
     def action_throttle(self) -> None:
         cursor = self.racks.cursor

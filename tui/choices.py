@@ -8,6 +8,7 @@ from engine.control.discover import FoundJob
 from engine.control.hookless import trains
 from engine.job.status import JobStatus
 from tui.screens.act import Choice
+from tui.widgets.jobs import Effect
 
 THROTTLE_STEPS_W = (200.0, 150.0, 100.0, 50.0, -50.0, -100.0, -200.0)
 THROTTLE_DEFAULT = 2
@@ -18,7 +19,7 @@ MOST_MICROBATCHES = 10
 
 
 def throttle(control: Control, node: int, slot: int) -> tuple[list[Choice], tuple[str, ...]]:
-    """Watts down and up, and clocks down, for the GPU under the cursor, its node, its rack."""
+    """Watts down and up, and clocks down, for the GPU under the cursor, its node, its rack, the job."""
     cluster = control.cluster
     profile = cluster.nodes[node]
 
@@ -26,11 +27,15 @@ def throttle(control: Control, node: int, slot: int) -> tuple[list[Choice], tupl
         return [(n, s) for n in numbers for s in range(cluster.type_of(cluster.nodes[n]).gpus)]
 
     rack = [n for n, other in enumerate(cluster.nodes) if other.rack == profile.rack]
-    scopes = (
+    scopes = [
         (f"{profile.name} GPU {slot}", [(node, slot)]),
         (profile.name, cells([node])),
         (f"rack {profile.rack}", cells(rack)),
-    )
+    ]
+    job = control.jobs.current
+    where = control.cells_of_job(job) if job is not None and job.attached else []
+    if job is not None and where:
+        scopes.append((f"job {job.name}", where))
 
     def choice(step_w: float) -> Choice:
         return Choice(f"{-step_w:+.0f} W", lambda scope: control.propose_throttle(*scopes[scope], step_w))
@@ -113,6 +118,19 @@ def standstill(control: Control, job: FoundJob) -> list[Choice]:
 def go_on(control: Control, job: FoundJob) -> list[Choice]:
     """A job that stands, now."""
     return [Choice("now", lambda _: control.propose_go_on(job))]
+
+
+def effects(control: Control, job: JobStatus, node: int) -> list[Effect]:
+    """What each action would do now, in its usual measure."""
+    cluster = control.cluster
+    rack = [n for n, other in enumerate(cluster.nodes) if other.rack == cluster.nodes[node].rack]
+    cells = [(n, s) for n in rack for s in range(cluster.type_of(cluster.nodes[n]).gpus)]
+    found = [Effect("t rack -100", control.propose_throttle(f"rack {cluster.nodes[node].rack}", cells, 100.0))]
+    if job.microbatch > 1:
+        found.append(Effect("m halve", control.propose_microbatch(job, job.microbatch // 2)))
+    found.append(Effect("m double", control.propose_microbatch(job, job.microbatch * 2)))
+    found.append(Effect("r 1 a rank", control.propose_rebalance(job)))
+    return found
 
 
 def undo(control: Control) -> list[Choice]:

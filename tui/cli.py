@@ -183,7 +183,9 @@ def parser() -> argparse.ArgumentParser:
     act = commands.add_parser("act", help="one action: predicted, confirmed, carried out, told")
     act.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
     act.add_argument("what", choices=["throttle", "microbatch", "rebalance", "pause", "resume", "requeue"])
-    act.add_argument("target", metavar="TARGET", help="throttle: n01, n01:3, n01:0-3, rack:r1, all; else a job, or -")
+    act.add_argument(
+        "target", metavar="TARGET", help="throttle: n01, n01:3, n01:0-3, rack:r1, job:NAME, all; else a job, or -"
+    )
     act.add_argument(
         "value",
         nargs="?",

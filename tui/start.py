@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
 import socket
@@ -57,6 +58,7 @@ def show(control: Control, given: Any) -> int:
     from tui.app import RacksideApp
     from tui.keymap import load_keys
 
+    spare_the_collector()
     for fixed in ("COLUMNS", "LINES"):  # exported by some shells and by readline; they would hide every later resize
         os.environ.pop(fixed, None)
     if getattr(given, "record", None):
@@ -64,3 +66,10 @@ def show(control: Control, given: Any) -> int:
     app = RacksideApp(control, plain=given.ascii, keys=load_keys(given.keys))
     app.run()
     return app.return_code or 0
+
+
+def spare_the_collector() -> None:
+    """A screen makes many short-lived objects and hardly a cycle. With Python's own thresholds the collector looks
+    through all that lives every few refreshes, which takes longer than a refresh does."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)

@@ -30,6 +30,9 @@ class Taping(App[None]):
     plain: bool
     racks: Elevation
 
+    def draw_lines(self) -> None:
+        """Draw what is always there."""
+
     @property
     def replay(self) -> Replay | None:
         """The recording that is open, if one is."""
@@ -65,6 +68,7 @@ class Taping(App[None]):
             return
         if (recording := self.recording) is not None:
             recording.close()
+            self.draw_lines()
             self.notify(f"{recording.path} holds {recording.seconds} seconds.", markup=False)
             return
         name = re.sub(r"[^\w.-]+", "-", self.control.cluster.name)
@@ -74,6 +78,7 @@ class Taping(App[None]):
         except RecordError as error:
             self.notify(str(error), severity="error", markup=False)
         else:
+            self.draw_lines()
             self.notify(f"Recording to {path}; R ends it.", markup=False)
 
     # In a recording.

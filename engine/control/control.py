@@ -132,7 +132,9 @@ class Control:
             ticks += 1
             await asyncio.sleep(max(0.0, began + ticks * interval - time.monotonic()))
             before, self.snapshot = self.snapshot, self.store.publish(time.time())
+            await asyncio.sleep(0)  # keys are answered between the steps of a look
             self.watch.look(self.snapshot, max(0.0, self.snapshot.time - before.time))
+            await asyncio.sleep(0)
             self.jobs.look(self.snapshot)
             self._measure()
             self.alarming.look(self.amiss(), self.snapshot.time)
@@ -204,6 +206,17 @@ class Control:
     def found_jobs(self) -> tuple[FoundJob, ...]:
         """All jobs that are known here, with a hook or without."""
         return self.hookless.found(self.snapshot, self.jobs.statuses.values())
+
+    def cells_of_job(self, job: JobStatus | FoundJob) -> list[tuple[int, int]]:
+        """The (node number, slot) pairs that a job runs on, as far as they are known."""
+        if isinstance(job, JobStatus):
+            found = load.planned(job)
+            replica = load.replica_rows(job, self.cluster, self.snapshot, found.plan if found else None)
+            gpus = [self.cluster.type_of(n).gpus for n in self.cluster.nodes]
+            every = [(number, slot) for number, count in enumerate(gpus) for slot in range(count)]
+            return [] if replica is None else [cell for cell, r in zip(every, replica, strict=True) if r >= 0]
+        numbers = {n.name: i for i, n in enumerate(self.cluster.nodes)}
+        return list(dict.fromkeys((numbers[at.node], at.slot) for at in job.ranks if at.node in numbers))
 
     def propose_standstill(self, job: FoundJob, seconds: float, by: str = "") -> Proposal:
         """Stop a job that has no hook for a time: by Slurm where Slurm knows it, else its processes; or as `by` says

@@ -81,20 +81,20 @@ def inventory_rows(cluster: Cluster, snapshot: Snapshot) -> tuple[Rows, Rows]:
 
 
 Rows = npt.NDArray[np.intp]
+READ = (NodeState.LIVE, NodeState.STALE)
 _last_rows: tuple[Cluster, object, tuple[Rows, Rows]] | None = None
 """Those of the snapshot that was asked for last: each is asked for a dozen times."""
 
 
 def _rows(cluster: Cluster, snapshot: Snapshot) -> tuple[Rows, Rows]:
-    ours, theirs, first = [], [], 0
-    for node, status in zip(cluster.nodes, snapshot.nodes, strict=True):
-        gpus = cluster.type_of(node).gpus
-        for slot, row in enumerate(list(status.rows)[:gpus]):
-            if status.state in (NodeState.LIVE, NodeState.STALE):
-                ours.append(first + slot)
-                theirs.append(row)
-        first += gpus
-    return np.asarray(ours, np.intp), np.asarray(theirs, np.intp)
+    each = [
+        (status.rows.start, min(len(status.rows), gpus) if status.state in READ else 0, gpus)
+        for status, gpus in zip(snapshot.nodes, (cluster.types[n.type].gpus for n in cluster.nodes), strict=True)
+    ]
+    start, count, gpus_of = np.array(each, np.intp).reshape(-1, 3).T
+    first = np.concatenate(([0], np.cumsum(gpus_of)[:-1]))
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    return np.repeat(first, count) + within, np.repeat(start, count) + within
 
 
 def replica_rows(status: JobStatus, cluster: Cluster, snapshot: Snapshot, plan: Plan | None) -> effect.Ints | None:

@@ -2,7 +2,7 @@
 
 A two-rank PyTorch DDP job is reached through sshd; operators are processes that are killed in mid-command, some of them
 `rackside act`. Nothing may hang, no command be lost or act twice, and at the end the parameters are those of a run that
-nobody touched. RACKSIDE_INTERVENTIONS is how many (500 takes minutes more); RACKSIDE_SEED repeats the choices of a run,
+nobody touched. RACKSIDE_INTERVENTIONS is how many; RACKSIDE_SEED repeats the choices of a run,
 not its timing.
 """
 
@@ -34,7 +34,7 @@ from tests.parts.proxy import Proxy, proxy
 from tests.parts.sshd import Sshd
 from tests.parts.waiting import until
 
-COUNT = int(os.environ.get("RACKSIDE_INTERVENTIONS", "150"))
+COUNT = int(os.environ.get("RACKSIDE_INTERVENTIONS", "500"))
 STEPS, STEP_S = 600 + 3 * COUNT, 0.08
 SLOTS, FAULT_EACH = 4, 20
 # Rounding alone parts two float32 runs of this length by 1e-2, neither of them touched (1e-7 after 400 steps, then a

@@ -76,6 +76,14 @@ async def test_a_job_is_changed_paused_resumed_and_changed_back(inventory: Path,
         assert (code, resumed["stage"]) == (0, "done")
 
 
+async def test_a_jobs_gpus_are_a_target(inventory: Path, hooks: Path, nvml: FakeNvml) -> None:
+    where = ("--cluster", str(inventory), "--yes", "--json", "--permanent")
+    async with training("train_light", hooks, **LIGHT):
+        code, told, err = await said(await rackside("act", "throttle", "job:job", "500", *where))
+        assert (code, told["stage"]) == (0, "done"), err
+    assert nvml.limits() == {0: 500000, 1: 500000}, "where its two ranks run"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

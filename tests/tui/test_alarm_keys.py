@@ -49,6 +49,17 @@ async def test_an_alarm_is_seen_shelved_and_gone_to(inventory: Path, nvml: FakeN
         await c.shows("seen", "#alarm")
 
 
+async def test_what_a_filter_hides_is_not_acknowledged(inventory: Path, nvml: FakeNvml) -> None:
+    async with opened(inventory) as c:
+        nvml.write(8, gpu6_temperature=88, gpu3_temperature=86)
+        await c.live()
+        await until(lambda: len([a for a in c.app.control.alarms if a.key.startswith("heat:")]) == 2, 30)
+        await c.press("4", "slash", *"GPU 3 at", "enter")
+        await until(lambda: c.app.alarm_list.shown == ["heat:n1:3"])
+        await c.press("asterisk")
+        assert {a.key for a in c.app.control.alarms if a.by} == {"heat:n1:3"}
+
+
 async def test_the_list_moves_with_arrows_and_leaves_with_escape(inventory: Path, nvml: FakeNvml) -> None:
     async with opened(inventory, size=(100, 24)) as c:
         nvml.write(8, gpu6_temperature=88, gpu3_temperature=86)

@@ -156,10 +156,10 @@ async def test_a_read_only_console_stays_read_only(inventory: Path) -> None:
 async def test_panes_by_number_and_tab(inventory: Path) -> None:
     async with opened(inventory) as c:
         await c.live()
-        for key, name in zip("2341", ("links", "plans", "alarms", "gpu"), strict=True):
+        for key, name in zip("23451", ("links", "plans", "alarms", "jobs", "gpu"), strict=True):
             await c.press(key)
             assert [p for p in PANES if c.app.query_one(f"#pane-{p}").display] == [name]
-        await c.press("tab")
+        await c.press("tab", "tab")
         assert c.app.pane == "links"
         await c.shows("GPU 0 nvlink", "#body-links")
         await c.press("n")
@@ -210,6 +210,56 @@ async def test_plus_and_minus_zoom(inventory: Path, nvml: FakeNvml) -> None:
         assert racks(c.app).split() == ["r1", "7"], "the node by its hottest GPU"
         await c.press("plus", "x", "plus", "plus")
         assert "[ 77]" in racks(c.app)
+
+
+async def test_g_goes_to_a_gpu_by_name(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.press("g", *"N9")
+        await c.shows("No node is called so", "#panel-body")
+        await c.press("enter", "backspace", *"1:5", "enter")
+        assert c.app.query_one(Elevation).cursor == (0, 5)
+        await c.press("g", "escape")
+        assert c.app.query_one(Elevation).cursor == (0, 5)
+
+
+async def test_the_jobs_pane_tells_how_it_steps_and_what_actions_would_do(
+    inventory: Path, hooks: Path, nvml: FakeNvml
+) -> None:
+    nvml.write(8, gpu0_temperature=86, gpu1_temperature=50)
+    async with training("train_light", hooks, steps=100000, step_s=0.02), opened(inventory) as c:
+        await c.job()
+        await c.press("5")
+        await c.shows("microbatch  4 x 4 a rank, global batch 32", "#body-jobs")
+        await c.shows("stragglers  none", "#body-jobs")
+        await c.shows("r 1 a rank  step", "#body-jobs")
+
+
+async def test_y_copies_what_the_pane_shows(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        await c.press("2")
+        await c.shows("GPU 0 nvlink", "#body-links")
+        await c.press("y")
+        assert "GPU 0 nvlink" in c.app.clipboard
+        assert "in the clipboard" in c.said()
+
+
+async def test_slash_limits_links_and_alarms(inventory: Path, nvml: FakeNvml) -> None:
+    nvml.write(8, gpu6_temperature=88)
+    async with opened(inventory) as c:
+        await c.live()
+        await until(lambda: c.app.control.alarms, 30)
+        await c.press("2", "slash", *"gpu 3", "enter")
+        await until(lambda: text_of(c.app, "#body-links").count("nvlink") == 1)
+        assert "/gpu 3" in text_of(c.app, "#body-links")
+        assert "None." in text_of(c.app, "#body-alarms")
+        await c.press("slash", *["backspace"] * 5, "enter")
+        await until(lambda: text_of(c.app, "#body-links").count("nvlink") == 8)
+        await c.press("slash", *"nothing", "enter")
+        await c.shows("No link here holds 'nothing'", "#body-links")
+        await c.press("slash", "escape")
+        assert c.app.wanted == "nothing"
 
 
 async def test_a_click_puts_the_cursor(inventory: Path) -> None:

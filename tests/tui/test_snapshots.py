@@ -45,7 +45,7 @@ def test_a_node_that_is_down(snap_compare: Compare, tmp_path: Path) -> None:
     assert snap_compare(app, terminal_size=(100, 30), run_before=pressing(*["down"] * 4))
 
 
-@pytest.mark.parametrize("pane", ["2", "3", "4"], ids=["links", "plans", "alarms"])
+@pytest.mark.parametrize("pane", ["2", "3", "4", "5"], ids=["links", "plans", "alarms", "jobs"])
 def test_panes(snap_compare: Compare, tmp_path: Path, pane: str) -> None:
     app = still(tmp_path)
     ticket(app, Stage.DONE)

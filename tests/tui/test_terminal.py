@@ -171,3 +171,16 @@ def test_leaving_while_a_panel_opens(make_terminal: MakeTerminal) -> None:
     t.until("ready>")
     assert "Error" not in t.screen()
     assert "NoMatches" not in t.screen()
+
+
+def test_suspended_and_taken_up_again(make_terminal: MakeTerminal) -> None:
+    t = make_terminal()
+    t.type("set -m")
+    t.type(DEMO)
+    t.until("4/4 nodes", "tok/s")
+    t.keys("C-z")
+    t.when(lambda _: t.state("alternate_on") == "0", "the shell's own screen")
+    t.type("fg")
+    t.when(lambda shown: t.state("alternate_on") == "1" and "4/4 nodes" in shown, "the console again")
+    t.keys("q")
+    t.until("ready>")

@@ -17,6 +17,7 @@ NAMES = {
     "asterisk": "*",
     "plus": "+",
     "minus": "-",
+    "slash": "/",
     "full_stop": ".",
     "comma": ",",
     "semicolon": ";",

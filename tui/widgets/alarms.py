@@ -26,6 +26,7 @@ TOLD = 4
 class Alarms(Pane, can_focus=True):
     """Up and down move the cursor; the keys that act on what is under it are the console's own."""
 
+    wraps = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
         Binding("down,j", "move(1)", "down", show=False),
@@ -39,13 +40,27 @@ class Alarms(Pane, can_focus=True):
         self._alarms: tuple[Alarm, ...] = ()
         self._shelved: tuple[Shelved, ...] = ()
         self._tickets: tuple[Ticket, ...] = ()
-        self._now = 0.0
+        self._now, self._wanted = 0.0, ""
         self._key = ""
 
-    def show(self, alarms: Sequence[Alarm], shelved: Sequence[Shelved], tickets: Sequence[Ticket], now: float) -> None:
-        """The newest state of all three."""
-        self._alarms, self._shelved, self._tickets, self._now = tuple(alarms), tuple(shelved), tuple(tickets), now
+    def show(
+        self,
+        alarms: Sequence[Alarm],
+        shelved: Sequence[Shelved],
+        tickets: Sequence[Ticket],
+        now: float,
+        wanted: str = "",
+    ) -> None:
+        """The newest state of all three; `wanted` limits the alarms to those that hold these words."""
+        self._alarms = tuple(a for a in alarms if wanted.lower() in a.text.lower())
+        self._shelved = tuple(s for s in shelved if wanted.lower() in s.text.lower())
+        self._tickets, self._now, self._wanted = tuple(tickets), now, wanted
         self._draw()
+
+    @property
+    def shown(self) -> list[str]:
+        """Keys of the alarms that are listed."""
+        return [a.key for a in self._alarms]
 
     @property
     def chosen(self) -> Alarm | Shelved | None:
@@ -77,9 +92,8 @@ class Alarms(Pane, can_focus=True):
     def _text(self, width: int) -> Text:
         text, chosen = Text(), self.chosen if self.has_focus else None
         text.append("Alarms", "bold")
-        text.append(
-            "  space: seen, *: all seen, z: shelve, enter: go there" if self._all and self.has_focus else "", "dim"
-        )
+        text.append(f"  /{self._wanted}" if self._wanted else "", "bold cyan")
+        text.append("  space seen, * all, z shelve, enter go" if self._all and self.has_focus else "", "dim")
         text.append("\n")
         for alarm in self._alarms:
             style = "dim" if alarm.state is State.ACKNOWLEDGED else ALARM_STYLE[alarm.priority]

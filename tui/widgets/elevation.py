@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -22,6 +23,8 @@ from tui.metrics import HELD_BACK, METRICS, Metric
 from tui.ramp import levels_of, style_of
 from tui.widgets.layout import CELL, NAME, PER_ROW, Block, Kind, Layout, Spot, Zoom, fitting, lay_out, visible
 
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 PLAIN, DIM = Style.null(), Style(dim=True)
 RACK = Style(bold=True, underline=True)
 
@@ -44,6 +47,21 @@ def _cell(text: str, level: int, chosen: bool, held: bool) -> Segment:
 @lru_cache(maxsize=1024)
 def _dot(text: str, level: int, chosen: bool, held: bool) -> Segment:
     return Segment(text, style_of(level, chosen, held))
+
+
+def _by_node(snapshot: Snapshot, levels: Ints, held: Bools) -> tuple[list[int], list[bool]]:
+    """The worst row of each node, -1 where none is read, and whether any of its rows is held back or alarmed."""
+    worst, marked = np.full(len(snapshot.nodes), -1), np.zeros(len(snapshot.nodes), bool)
+    read = [i for i, s in enumerate(snapshot.nodes) if s.state in READ and len(s.rows)]
+    if read:
+        sizes = np.array([len(snapshot.nodes[i].rows) for i in read])
+        rows = np.concatenate([np.arange(r.start, r.stop) for r in (snapshot.nodes[i].rows for i in read)])
+        starts = np.cumsum(sizes) - sizes
+        keyed = levels[rows] * len(levels) + len(levels) - 1 - rows  # the first of equals
+        most = np.maximum.reduceat(keyed, starts)
+        worst[read] = len(levels) - 1 - most % len(levels)
+        marked[read] = np.logical_or.reduceat(held[rows], starts)
+    return worst.tolist(), marked.tolist()
 
 
 class Elevation(ScrollView, can_focus=True):
@@ -80,6 +98,9 @@ class Elevation(ScrollView, can_focus=True):
         self._values: list[float] = []
         self._levels: list[int] = []
         self._held: list[bool] = []
+        self._worst: list[int] = []
+        self._node_held: list[bool] = []
+        """Each node's worst row (-1: none is read), and whether any of its rows is marked."""
         self._alarmed: frozenset[int] = frozenset()
         self._drawn: dict[int, Strip] = {}
         self._view = (0, 0, 0)
@@ -103,6 +124,7 @@ class Elevation(ScrollView, can_focus=True):
         else:
             self._layout_ = lay_out(self.cluster, self.zoom, size.width)
         self._place()
+        self._recolour()
         self._into_view()
 
     def closer(self, by: int) -> None:
@@ -137,7 +159,10 @@ class Elevation(ScrollView, can_focus=True):
             held = (bits & (HELD_BACK & ~0x4)) != 0
             held[[row for row in self._alarmed if row < len(held)]] = True
             self._values, self._held = values.tolist(), held.tolist()
-            self._levels = levels_of(values, self.metric.low, self.metric.high).tolist()
+            levels = levels_of(values, self.metric.low, self.metric.high)
+            self._levels = levels.tolist()
+            if self._layout_.zoom is Zoom.NODES:
+                self._worst, self._node_held = _by_node(self._snapshot, levels, held)
         self._changed()
 
     # Drawing.
@@ -149,9 +174,12 @@ class Elevation(ScrollView, can_focus=True):
         if not before or view != self._in_view:
             self.refresh()
             return
-        for y, strip in before.items():
-            if self.render_line(y) != strip:
-                self.refresh(Region(0, y, self.size.width, 1))
+        changed = [y for y, strip in sorted(before.items()) if self.render_line(y) != strip]
+        first = 0
+        for at, y in enumerate(changed):  # neighbours go together
+            if at + 1 == len(changed) or changed[at + 1] != y + 1:
+                self.refresh(Region(0, changed[first], self.size.width, y + 1 - changed[first]))
+                first = at + 1
 
     @property
     def _in_view(self) -> tuple[int, int, int]:
@@ -236,10 +264,9 @@ class Elevation(ScrollView, can_focus=True):
 
     def _node_dot(self, node: int) -> Segment:
         """A node by its worst GPU; marked when any of its GPUs is."""
-        status = self._status(node)
-        rows = list(status.rows) if status is not None and status.state in READ else []
-        worst = max(rows, key=lambda r: self._levels[r], default=-1)
-        return self._dot(node, worst, self.cursor[0] == node, any(self._held[r] for r in rows))
+        if node >= len(self._worst):
+            return self._dot(node, -1, self.cursor[0] == node, False)
+        return self._dot(node, self._worst[node], self.cursor[0] == node, self._node_held[node])
 
     def _dot(self, node: int, row: int, chosen: bool, held: bool) -> Segment:
         """One character: the tens of a temperature, of others their share in tenths; ! is marked, by shape, too."""
@@ -276,5 +303,5 @@ class Elevation(ScrollView, can_focus=True):
         if spot.slot >= 0:
             return spot.node, spot.slot
         status = self._status(spot.node)
-        rows = list(status.rows) if status is not None and status.state in READ else []
-        return spot.node, max(range(len(rows)), key=lambda s: self._levels[rows[s]], default=0)
+        worst = self._worst[spot.node] if spot.node < len(self._worst) else -1
+        return spot.node, status.rows.index(worst) if status is not None and worst in status.rows else 0

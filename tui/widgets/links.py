@@ -24,9 +24,10 @@ Carried = Mapping[tuple[str, int | str], str]
 class Links(Pane):
     """`show` draws the links of the whole cluster, or of one node."""
 
-    def show(self, snapshot: Snapshot, node: str | None, plain: bool, carried: Carried) -> None:
-        """`node` limits the list to one node; `carried` says whose traffic goes over a GPU's links or a port."""
-        self.fill(lambda w, h: links(snapshot, node, max(30, w or 60), max(4, h or 20), plain, carried))
+    def show(self, snapshot: Snapshot, node: str | None, plain: bool, carried: Carried, wanted: str = "") -> None:
+        """`node` limits the list to one node, `wanted` to rows that hold these words; `carried` says whose traffic goes
+        over a GPU's links or a port."""
+        self.fill(lambda w, h: links(snapshot, node, max(30, w or 60), max(4, h or 20), plain, carried, wanted))
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,23 @@ class Row:
 
 
 def links(
-    snapshot: Snapshot, node: str | None, width: int, height: int, plain: bool, carried: Carried | None = None
+    snapshot: Snapshot,
+    node: str | None,
+    width: int,
+    height: int,
+    plain: bool,
+    carried: Carried | None = None,
+    wanted: str = "",
 ) -> Text:
     """The text of the pane: the busiest links first."""
     text = Text(no_wrap=True)
-    text.append(f"Links{' of ' + node if node else ''}, GB/s each way\n", "bold")
+    text.append(f"Links{' of ' + node if node else ''}, GB/s each way", "bold")
+    text.append(f"  /{wanted}\n" if wanted else "\n", "bold cyan")
     rows = sorted(_rows(snapshot, node, carried or {}), key=lambda row: -row.share)
+    rows = [r for r in rows if wanted.lower() in f"{r.label} {r.whose} {r.wrong}".lower()]
+    if not rows and wanted:
+        text.append(f"No link here holds '{wanted}'; / and enter show all.\n", "dim")
+        return text
     if not rows:
         text.append("No link is read yet: a node's NVLink, PCIe and network counters appear here.\n", "dim")
         return text

@@ -12,19 +12,31 @@ PLAIN = str.maketrans({"—": "-", "…": ".", "█": "#", "░": ".", "▁": "_
 
 
 class Pane(Static):
-    """`draw` puts a text; widgets derive from it with a `show` of their own."""
+    """`draw` puts a text; widgets derive from it with a `show` of their own. Where one `wraps`, lines that change may
+    take more or less room."""
+
+    wraps = False
 
     def __init__(self, id: str, plain: bool = False) -> None:
         super().__init__(id=id)
         self.plain = plain
+        self._drawn: Text | None = None
         self._of_size: Callable[[int, int], Text] | None = None
+
+    @property
+    def text(self) -> str:
+        """What stands there."""
+        return self._drawn.plain if self._drawn is not None else ""
 
     def draw(self, text: Text) -> None:
         """Show `text`; markup in it is never read."""
         text.rstrip()
         if self.plain:
             text = asciify(text)
-        self.update(text)
+        before, self._drawn = self._drawn, text
+        if before is None or text != before:
+            lines = None if before is None or self.wraps else before.plain.count("\n")
+            self.update(text, layout=lines != text.plain.count("\n"))  # laying the screen out is what costs most
 
     def fill(self, of_size: Callable[[int, int], Text]) -> None:
         """Show what `of_size` gives for the pane's width and height (0 before its first layout), and again whenever

@@ -52,7 +52,7 @@ STEP_LINE = (
     '"settings": {"step": %d, %s}\n'
 )
 # What ends within TOGETHER_S of what was told last is told with the next, or by the serving thread within HELD_S.
-TOGETHER_S, HELD_S = 0.1, 1.0
+TOGETHER_S, HELD_S = 0.25, 1.0
 # An operator who is gone for so long, or has sent nothing for so long, no longer holds the job.
 GONE_S, IDLE_S = 60.0, 900.0
 
