@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from tui import showing
+
 VERSION = "0.1.0"
 FORMS = ["yaml", "megatron", "nemo", "torchtitan", "deepspeed"]
 DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN = "h200x32-400g", "llama3-8b", "data-parallel"
@@ -225,6 +227,7 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument("--json", action="store_true", help="one JSON object")
     audit = commands.add_parser("audit", help="print the log of actions")
     audit.add_argument("--json", action="store_true", help="one JSON object a line, as it is stored")
+    showing.add(commands, _count)
     return top
 
 
@@ -516,6 +519,7 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "profiles": _profiles,
     "audit": _audit,
     "score": _score,
+    **showing.COMMANDS,
 }
 
 if __name__ == "__main__":
