@@ -59,7 +59,7 @@ create table block (
     primary key (minute, metric, part)
 );
 create table event (
-    id integer primary key, time real not null, kind text not null, subject text not null, data text not null
+    id integer primary key, time real not null, kind text not null, subject text not null default '', data text not null
 );
 create index event_time on event (time);
 create index event_kind on event (kind, subject, time);
