@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,32 @@ ACTIONS = (
     KeyAction("hottest", "x", "Hottest GPU", "Put the cursor on the hottest GPU.", "See"),
     KeyAction("next_job", "s", "Next job", "Select the next job: m and r act on it.", "See"),
     KeyAction("links_scope", "n", "Links: node or all", "Links of the selected node, or of all nodes.", "See"),
+    KeyAction("record", "R", "Record", "Write what is seen here to a file of this folder, or end that.", "Console"),
     KeyAction("copy", "y", "Copy", "Copy what this pane shows to the clipboard, over SSH, too.", "Console"),
     KeyAction("help", "question_mark", "Help", "What the keys do.", "Console", "Help"),
     KeyAction("leave", "q", "Quit", "Leave; limits that this console holds are given back.", "Console", "Quit"),
 )  # fmt: skip
+
+REPLAY_ACTIONS = (
+    KeyAction("play", "full_stop", "Play / pause", "Let the recording go on, or stop it here.", "Recording", "Play"),
+    KeyAction("second_back", "left_square_bracket", "A second back", "Step one second back.", "Recording"),
+    KeyAction("second_on", "right_square_bracket", "A second on", "Step one second on.", "Recording"),
+    KeyAction("minute_back", "left_curly_bracket", "A minute back", "Step one minute back.", "Recording"),
+    KeyAction("minute_on", "right_curly_bracket", "A minute on", "Step one minute on.", "Recording"),
+    KeyAction("previous_mark", "comma", "Previous event", "The alarm or action before this moment.", "Recording"),
+    KeyAction("next_mark", "semicolon", "Next event", "The next alarm or action.", "Recording", "Next event"),
+    KeyAction("slower", "less_than_sign", "Slower", "Play at 10 or 1 times the speed.", "Recording"),
+    KeyAction("faster", "greater_than_sign", "Faster", "Play at 10 or 60 times the speed.", "Recording", "Faster"),
+    KeyAction("what_if", "w", "What if", "An action at this moment: the twin's answer beside what came.", "Recording", "What if"),
+)  # fmt: skip
+"""Of a console that is open on a recording."""
+
+
+def actions(replay: bool) -> tuple[KeyAction, ...]:
+    """What a console offers. In a recording nothing acts: the footer is for the keys that move in it."""
+    if not replay:
+        return ACTIONS
+    return (*(replace(a, footer="") if a.group == "Act" else a for a in ACTIONS), *REPLAY_ACTIONS)
+
 
 MOVES = "arrows or h j k l move the cursor, home and end go to the first and last GPU, a click selects"

@@ -21,7 +21,7 @@ def _chosen(app: RacksideApp) -> Alarm | Shelved | None:
 def _may_decide(app: RacksideApp) -> bool:
     """A console that can never be armed is there to be looked at."""
     if app.control.arming.fixed_read_only:
-        app.notify("This console was started with --read-only: it acknowledges nothing.", severity="warning")
+        app.notify(f"{app.control.arming.why} It acknowledges nothing.", severity="warning", markup=False)
     return not app.control.arming.fixed_read_only
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import numpy as np
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
@@ -25,7 +25,7 @@ from engine.model.predict import Prediction
 from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
 from tui import alarm_keys, choices
-from tui.actions import ACTIONS
+from tui.actions import actions
 from tui.bridge import carry
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
@@ -34,6 +34,7 @@ from tui.screens.filter import FilterScreen
 from tui.screens.go_to import GoToScreen
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
+from tui.taping import Taping
 from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
@@ -55,7 +56,7 @@ WIDE, TALL = 150, 40
 """From this size on all panes stand on the screen together."""
 
 
-class RacksideApp(App[None]):
+class RacksideApp(Taping):
     """Holds one engine object, the control."""
 
     CSS_PATH = "console.tcss"
@@ -78,7 +79,7 @@ class RacksideApp(App[None]):
         self._looked = -REPLAN_S
         self._panel: ActPanel | None = None
         self._make_widgets()
-        for action in ACTIONS:
+        for action in actions(self.replay is not None):
             key = self.own_keys.get(action.id, action.keys)
             shown = bool(action.footer)
             self._bindings.bind(
@@ -126,6 +127,7 @@ class RacksideApp(App[None]):
         yield self.job_line
         yield self.action_line
         yield self.alarm_line
+        yield from self.time_line()
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -141,7 +143,7 @@ class RacksideApp(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every action of the registry, then Textual's own."""
-        for action in ACTIONS:
+        for action in actions(self.replay is not None):
             yield SystemCommand(action.title, action.help, getattr(self, f"action_{action.id}"))
         yield from super().get_system_commands(screen)
 
@@ -149,7 +151,7 @@ class RacksideApp(App[None]):
 
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         self._draw()
-        if self.control.snapshot.time - self._looked >= REPLAN_S:
+        if abs(self.control.snapshot.time - self._looked) >= REPLAN_S:
             self._replan()
         if self._panel is not None:
             self._panel.repropose()
@@ -231,9 +233,8 @@ class RacksideApp(App[None]):
     def draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time
         metric = self.racks.metric
-        self.site.draw(
-            lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only, self.size.width < 60)
-        )
+        site = lines.site(c.cluster.name, c.snapshot, c.arming.left_s, c.arming.fixed_read_only, self.size.width < 60)
+        self.site.draw(self.taped(site))
         self.legend.draw(lines.legend(metric))
         self._draw_job()
         self._draw_jobs()
@@ -359,7 +360,7 @@ class RacksideApp(App[None]):
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(self.own_keys, self.plain))
+            self.push_screen(HelpScreen(self.own_keys, self.plain, self.replay is not None))
 
     # Keys that act: each opens a panel; nothing is sent before its proposal is confirmed there.
 

@@ -84,10 +84,16 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help="one JSON list")
     export = commands.add_parser("export", help="a plan in a training framework's words, or a Prometheus scrape target")
     export.add_argument("plan", nargs="?", metavar="PLAN", help="a built-in plan, or a file")
-    export.add_argument("--to", choices=FORMS)
+    export.add_argument("--to", metavar="FORM | TIME", help=f"{', '.join(FORMS)}; --recording: until when")
     export.add_argument("--prometheus", action="store_true", help="instead: serve what the console would show")
     export.add_argument("--cluster", metavar="C", help="--prometheus: an inventory file")
     export.add_argument("--listen", metavar="HOST:PORT", help="--prometheus: default: 127.0.0.1:9464")
+    export.add_argument("--recording", metavar="FILE", help="instead: what a recording holds, as a table")
+    export.add_argument("-o", "--output", metavar="FILE", help="--recording: a .csv, or a .parquet where pyarrow is")
+    export.add_argument(
+        "--from", dest="begin", metavar="TIME", help="--recording: 12:30, 2026-01-31T12:30:00 or +600 (s)"
+    )
+    export.add_argument("--metrics", type=_words, metavar="A,B", help="--recording: these alone")
     imported = commands.add_parser("import", help="a framework's launch words as a plan, predicted on a cluster")
     imported.add_argument("--cluster", metavar="C", help="predict it there; without, print the plan")
     imported.add_argument("--model", metavar="M", help="where the words do not tell the model's shape")
@@ -110,6 +116,20 @@ def parser() -> argparse.ArgumentParser:
     record.add_argument("--cluster", required=True, metavar="C", help="an inventory file")
     record.add_argument("-o", "--output", required=True, metavar="FILE", help="a new file, such as run.rks")
     record.add_argument("--seconds", type=_seconds, metavar="N", help="so long; without, until ctrl-c")
+    record.add_argument(
+        "--whole",
+        type=_minutes,
+        default=60.0,
+        metavar="MIN",
+        help="every second of the last so many "
+        "minutes, older ones as mean, least and largest of ten seconds; default: 60",
+    )
+    record.add_argument(
+        "--most-gb", type=_gigabytes, default=10.0, metavar="N", help="then the oldest goes; default: 10"
+    )
+    replay = commands.add_parser("replay", help="open the console on a recording, with a time line")
+    replay.add_argument("recording", metavar="FILE", help="what rackside record wrote, or still writes")
+    _look_options(replay)
     validate = commands.add_parser("validate", help="hold the cost model against measured runs")
     validate.add_argument(
         "runs", metavar="RUNS.yaml", help="measured runs; profiles/runs/published.yaml shows the form"
@@ -139,14 +159,17 @@ def parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="how fast it is on this machine")
     bench.add_argument(
         "what",
-        choices=["predict", "plans", "forecast", "poll", "prometheus", "guard", "hook", "tui"],
+        choices=["predict", "plans", "forecast", "poll", "prometheus", "guard", "hook", "tui", "record"],
         help="one prediction, a search of the space, the twin, telemetry over SSH or through a Prometheus, a "
-        "simulated hour with a failed fan, without and with the guard, the job hook, or the console in a terminal",
+        "simulated hour with a failed fan, without and with the guard, the job hook, the console in a terminal, or a "
+        "recording",
     )
     bench.add_argument("--seed", type=_count, metavar="N", help="forecast: repeat an earlier run")
     bench.add_argument("--nodes", type=_count, default=1024, metavar="N", help="poll: default: %(default)s")
     bench.add_argument("--seconds", type=_count, default=20, metavar="S", help="poll, hook, tui: default: %(default)s")
-    bench.add_argument("--gpus", type=_count, default=8192, metavar="N", help="prometheus, tui: default: %(default)s")
+    bench.add_argument(
+        "--gpus", type=_count, default=8192, metavar="N", help="prometheus, tui, record: default: %(default)s"
+    )
     bench.add_argument("--json", action="store_true", help="one JSON object")
     hook = commands.add_parser("hook", help="print rackside_hook.py, for copying beside a training script")
     hook.add_argument(
@@ -211,6 +234,11 @@ def parser() -> argparse.ArgumentParser:
 def _console_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--policy", default="margin", metavar="P", help="thermal policy; default: %(default)s")
     command.add_argument("--read-only", action="store_true", help="this console can never be armed")
+    command.add_argument("--record", metavar="FILE", help="record from the start; key R begins and ends it, too")
+    _look_options(command)
+
+
+def _look_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
     command.add_argument("--keys", metavar="FILE", help="a YAML file of action: key, to change keys")
 
@@ -238,6 +266,16 @@ def _minutes(text: str) -> float:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of minutes") from None
     if not 0 < value <= 1440:
         raise argparse.ArgumentTypeError("minutes must be above 0 and at most 1440")
+    return value
+
+
+def _gigabytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of gigabytes") from None
+    if not 0.001 <= value <= 1e6:
+        raise argparse.ArgumentTypeError("it must be at least 0.001 GB")
     return value
 
 
@@ -346,9 +384,22 @@ def _guard(given: Any) -> int:
     return guard(given)
 
 
+def _recordings(given: Any) -> int:
+    from tui import recordings
+
+    run: Callable[[Any], int] = getattr(recordings, given.command)
+    return run(given)
+
+
 def _export(given: Any) -> int:
     from engine.profile import ProfileError
 
+    if given.recording:
+        return _recordings(given)
+    if given.output or given.begin or given.metrics:
+        raise ProfileError("-o, --from and --metrics go with --recording. See rackside export --help.")
+    if given.to is not None and given.to not in FORMS:
+        raise ProfileError(f"There is no form {given.to}; there are {', '.join(FORMS)}.")
     if given.prometheus:
         if given.plan or given.to:
             raise ProfileError("--prometheus serves a cluster; it takes no plan and no --to.")
@@ -462,7 +513,8 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "bench": _offline,
     "forecast": _heat,
     "twin": _heat,
-    "record": _heat,
+    "record": _recordings,
+    "replay": _recordings,
     "hook": _hook,
     "profiles": _profiles,
     "audit": _audit,

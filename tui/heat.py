@@ -1,10 +1,11 @@
-"""The commands about heat: forecast, twin, record, and the fits of power, cooling and single GPUs."""
+"""The commands about heat: forecast, twin, and the fits of power, cooling and single GPUs."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from engine.control.control import Control
 from engine.control.events import Published
 from engine.model.learn import Errors
 from engine.profile import ProfileError, catalog
-from engine.record.recording import Recorder, RecordError
 from tui.output import printed, progress, write
 from tui.widgets.plot import sparkline
 
@@ -107,13 +107,13 @@ async def _watched(given: Any) -> dict[str, Any]:
     cluster = catalog.cluster(given.cluster)
     control = control_of(cluster, "margin", read_only=True)
     async with control.running():
-        await _for(control, given.seconds, None)
+        await follow(control, given.seconds)
         return heating.forecast_json(cluster, control.watch, *control.rack_and_load())
 
 
-async def _for(control: Control, seconds: float, recorder: Recorder | None) -> int:
-    """Follow the control for so long (without end for infinity), recording what is published; seconds not written."""
-    ends, lost = time.monotonic() + seconds, 0
+async def follow(control: Control, seconds: float, told: Callable[[], object] = lambda: None) -> None:
+    """Follow the control for so long, without end for infinity; `told` is called with every snapshot."""
+    ends = time.monotonic() + seconds
     events = control.events()
     while (left := ends - time.monotonic()) > 0:
         try:
@@ -121,20 +121,9 @@ async def _for(control: Control, seconds: float, recorder: Recorder | None) -> i
         except TimeoutError:
             break
         if isinstance(event, Published):
-            if recorder is not None:
-                lost += _written(recorder, event)
+            told()
             progress(_state(control, seconds, left))
     progress()
-    return lost
-
-
-def _written(recorder: Recorder, event: Published) -> int:
-    try:
-        recorder.write(event.snapshot)
-    except RecordError as error:
-        print(f"rackside: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def _state(control: Control, seconds: float, left: float) -> str:
@@ -242,32 +231,6 @@ def sweep_text(rows: list[dict[str, Any]]) -> str:
             f"{max(n['heat_limited_share'] for n in nodes):>14.0%}"
         )
     return "\n".join(lines)
-
-
-def record(given: Any) -> int:
-    """Record what the nodes read, until the time is up or ctrl-c."""
-    from tui.start import control_of
-
-    cluster, path = catalog.cluster(given.cluster), Path(given.output).expanduser()
-    control = control_of(cluster, "margin", read_only=True)
-    try:
-        recorder = Recorder(path, cluster.name, heating.names(cluster))
-    except RecordError as error:
-        raise ProfileError(str(error)) from None
-
-    async def run() -> int:
-        async with control.running():
-            return await _for(control, given.seconds or float("inf"), recorder)
-
-    lost = 0
-    try:
-        lost = asyncio.run(run())
-    except KeyboardInterrupt:
-        pass
-    finally:
-        recorder.close()
-    print(f"wrote {path}" + (f"; {lost} seconds could not be written" if lost else ""))
-    return 1 if lost else 0
 
 
 def _fitting(name: str) -> None:

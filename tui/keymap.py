@@ -10,7 +10,7 @@ import yaml
 from textual.keys import Keys
 
 from engine.profile import ProfileError
-from tui.actions import ACTIONS
+from tui.actions import actions
 
 NAMED = {key.value for key in Keys} | {"question_mark", "space", "slash", "comma", "full_stop", "minus", "plus"}
 RESERVED = {"enter", "escape", "ctrl+c", "ctrl+p", "ctrl+q", "up", "down", "left", "right", "home", "end", *"hjkl"}
@@ -33,7 +33,7 @@ def load_keys(path: str | None) -> dict[str, str]:
 
 def check(keys: Mapping[str, str], label: str) -> dict[str, str]:
     """Refuse unknown actions, keys that no keyboard sends, reserved keys, and two actions on one key."""
-    known = {a.id: a.keys for a in ACTIONS}
+    known = {a.id: a.keys for a in actions(replay=True)}
     for action, key in keys.items():
         if action not in known:
             close = difflib.get_close_matches(action, known, n=1)

@@ -201,6 +201,12 @@ def bench(given: Any) -> int:
         cost = hook_bench.measured(given.seconds)
         print(printed(cost) if given.json else hook_bench.text(cost))
         return 0
+    if given.what == "record":
+        from engine.control import bench_record
+
+        stored = bench_record.recorded(given.gpus)
+        print(printed(stored) if given.json else bench_record.text(stored))
+        return 0
     if given.what == "prometheus":
         from engine.control import bench_prometheus
 

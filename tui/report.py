@@ -13,8 +13,9 @@ import numpy as np
 
 from engine.act.action import Stage
 from engine.profile import ProfileError
-from engine.record import recording
-from engine.record.recording import RecordError, Series
+from engine.record import reading
+from engine.record.reading import Series
+from engine.record.schema import RecordError
 from engine.record.told import Story, Told, story
 from tui.chart import Floats, chart
 from tui.output import write
@@ -44,7 +45,7 @@ def report(given: Any) -> int:
     if not path.is_file():
         raise ProfileError(f"There is no file {path}.")
     try:
-        series = recording.read(path, ("temperature_c", "power_w"))
+        series = reading.read(path, ("temperature_c", "power_w"))
         told = story(path)
     except RecordError as error:
         raise ProfileError(str(error)) from None

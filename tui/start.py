@@ -6,12 +6,15 @@ import gc
 import getpass
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 from engine.act.audit import Audit, default_path
 from engine.control.connect import sources
 from engine.control.control import Control
-from engine.profile import Cluster, catalog
+from engine.control.recording import Recording
+from engine.profile import Cluster, ProfileError, catalog
+from engine.record.schema import RecordError
 
 
 def this_operator() -> str:
@@ -42,6 +45,14 @@ def console(given: Any) -> int:
     return show(control, given)
 
 
+def begin_recording(control: Control, path: Path) -> Recording:
+    """Record a control from now on; ProfileError with a sentence when the file cannot be."""
+    try:
+        return Recording(control, path)
+    except RecordError as error:
+        raise ProfileError(str(error)) from None
+
+
 def show(control: Control, given: Any) -> int:
     """Open the screen on a control and stay until it is closed."""
     from tui.app import RacksideApp
@@ -50,6 +61,8 @@ def show(control: Control, given: Any) -> int:
     spare_the_collector()
     for fixed in ("COLUMNS", "LINES"):  # exported by some shells and by readline; they would hide every later resize
         os.environ.pop(fixed, None)
+    if getattr(given, "record", None):
+        begin_recording(control, Path(given.record).expanduser())
     app = RacksideApp(control, plain=given.ascii, keys=load_keys(given.keys))
     app.run()
     return app.return_code or 0

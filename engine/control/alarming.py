@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from engine.act.alarm import Alarm, Event, Priority, Raised, Shelved, What
 from engine.act.alarmlog import AlarmLog, AlarmLogError
@@ -21,6 +21,8 @@ class Alarming:
         self._log, self._operator = log, operator
         self.trouble = ""
         """Why the log cannot be written, while it cannot."""
+        self.heard: Callable[[Event], object] = lambda _: None
+        """Told of every event, whoever decided it."""
         self._state = Annunciator({n.name: n.rack for n in cluster.nodes})
 
     @property
@@ -47,6 +49,7 @@ class Alarming:
         for event in self._log.read():
             if event.what.decided:
                 self._state.decide(event)
+                self.heard(event)
         if self.trouble:
             raised = [*raised, Raised("alarmlog", Priority.WARNING, self.trouble)]
         for event in self._state.take(raised, now):
@@ -80,6 +83,7 @@ class Alarming:
         self._write(event)
 
     def _write(self, event: Event) -> None:
+        self.heard(event)
         try:
             self._log.write(event)
             self.trouble = ""

@@ -8,10 +8,15 @@ ARMED_S = 300.0
 
 
 class Arming:
-    """`clock` is monotonic seconds. A fixed read-only console cannot be armed."""
+    """`clock` is monotonic seconds. A fixed read-only console cannot be armed; `why` is the sentence that says so."""
 
-    def __init__(self, clock: Callable[[], float], fixed_read_only: bool) -> None:
-        self._clock, self.fixed_read_only = clock, fixed_read_only
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        fixed_read_only: bool,
+        why: str = "This console was started with --read-only; start another without it to act.",
+    ) -> None:
+        self._clock, self.fixed_read_only, self.why = clock, fixed_read_only, why
         self._until = 0.0
 
     @property
@@ -22,7 +27,7 @@ class Arming:
     def arm(self, seconds: float = ARMED_S) -> str:
         """Arm; returns why not, or an empty string."""
         if self.fixed_read_only:
-            return "This console was started with --read-only; start another without it to act."
+            return self.why
         self._until = self._clock() + seconds
         return ""
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from engine.control.arming import Arming
 from engine.control.conditions import conditions
 from engine.control.discover import FoundJob
 from engine.control.dispatch import Dispatch
-from engine.control.events import Event, JobChanged, Published, TicketChanged
+from engine.control.events import Event, JobChanged, Published, Tap, TicketChanged
 from engine.control.hookless import Hookless, of_slurm, pids_of
 from engine.control.jobs import Jobs
 from engine.control.restarting import restart_of
@@ -82,6 +83,7 @@ class Control:
         self._dispatch = Dispatch(sources, self.jobs, self.hookless.run)
         self._audit, self._audit_trouble = audit, ""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self.taps: list[Tap] = []
         self._acting: set[asyncio.Task[None]] = set()
         self._measuring: dict[str, Measuring] = {}
         self._placed: tuple[object, ...] | None = None
@@ -110,6 +112,8 @@ class Control:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for tap in self.taps:
+                tap.close()
 
     async def events(self) -> AsyncIterator[Event]:
         """What changes, as it changes."""
@@ -118,6 +122,8 @@ class Control:
 
     def _tell(self, event: Event) -> None:
         self._events.put_nowait(event)
+        for tap in self.taps:
+            tap.heard(event)
 
     async def _publish(self) -> None:
         """One snapshot a poll interval, on a fixed grid."""
@@ -160,7 +166,7 @@ class Control:
         found += held.drifted(self.snapshot, self.tickets)
         if self._audit_trouble:
             found.append(Raised("audit", Priority.CRITICAL, self._audit_trouble))
-        return found
+        return [*found, *(raised for tap in self.taps for raised in tap.amiss())]
 
     # What could be done: pure proposals from the present state.
 
@@ -397,6 +403,11 @@ class Control:
         others = tuple(t for t in self.tickets if t.id != ticket.id)
         self.tickets = tuple(sorted((*others, ticket), key=lambda t: t.time))
         self._tell(TicketChanged(ticket))
+
+    @property
+    def audit_path(self) -> Path:
+        """The log of actions, which this user's consoles share."""
+        return self._audit.path
 
     @property
     def leased_gpus(self) -> int:

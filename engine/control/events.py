@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.act.action import Ticket
+from engine.act.alarm import Raised
 from engine.job.status import JobStatus
 from engine.telemetry.snapshot import Snapshot
 
@@ -31,3 +33,15 @@ class TicketChanged:
 
 
 Event = Published | JobChanged | TicketChanged
+
+
+class Tap(Protocol):
+    """Somebody else who hears all that control tells, such as a recording."""
+
+    def heard(self, event: Event) -> None: ...
+
+    def amiss(self) -> list[Raised]:
+        """What there is to alarm about in the tap itself."""
+
+    def close(self) -> None:
+        """The control ends."""

@@ -26,7 +26,7 @@ from engine.plan import calibrate_heat as fitting
 from engine.plan.calibrate_heat import HeatFit, HeatPriors
 from engine.profile import Cluster, ProfileError, catalog, document, edit, heat
 from engine.record import trace
-from engine.record.recording import RecordError
+from engine.record.schema import RecordError
 from engine.record.trace import Trace
 
 GAP_S = 60.0

@@ -1,187 +1,218 @@
-"""A recording: what every GPU read, second by second, in one SQLite file.
-
-    meta   key, value          format, cluster, interval
-    gpu    row, node, slot     the rows of every array
-    second tick, time, data    the last minute, a row a second: nothing written is lost when the program is killed
-    block  first, metric, ticks, times, data     older seconds, a column at a time
-    event  id, time, kind, data                  what else happened, as JSON
-
-`data` is zlib over 16-bit integers, metric by metric (in `second`) or as differences along time (in `block`); times
-are 64-bit floats in unix seconds. A value is the integer times its metric's step below; -32768: nothing was read.
-"""
+"""Writing a recording: a row a second, folded into blocks by the minute, thinned when old, dropped when too large."""
 
 from __future__ import annotations
 
+import json
+import math
 import sqlite3
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.record import packing
+from engine.record.schema import BIN_S, FORMAT, LINKS, MINUTE_TICKS, PART, STEPS, TABLES, Floats, RecordError
 from engine.telemetry.snapshot import Snapshot
 
-Floats = npt.NDArray[np.float64]
-Shorts = npt.NDArray[np.int16]
-
-FORMAT = "1"
-STEPS = {
-    "temperature_c": 0.5,
-    "memory_temperature_c": 0.5,
-    "power_w": 0.1,
-    "power_limit_w": 0.1,
-    "sm_clock_mhz": 1.0,
-    "memory_clock_mhz": 1.0,
-    "utilization_pct": 1.0,
-    "memory_used_mib": 8.0,
-    "margin_c": 0.5,
-    "throttle": 1.0,
-}
-"""What is recorded, and the smallest step of each."""
-NOTHING = -32768
-BLOCK_TICKS = 60
-
-
-class RecordError(Exception):
-    """A recording that cannot be written or read. The text is a sentence."""
-
-
-@dataclass(frozen=True)
-class Series:
-    """A stretch of a recording: `times` (t,) in unix seconds, each metric (t, n), `gpus` (node, slot) of each row."""
-
-    times: Floats
-    metrics: Mapping[str, Floats]
-    gpus: tuple[tuple[str, int], ...]
+THIN_AFTER_S = 3600.0
+MOST_BYTES = 10_000_000_000
+LOG_PAGES = 500
+"""So long the log grows before its pages go to the file."""
+WAITING = 20_000
+"""Events that are kept in memory while the disk takes none; older ones are lost."""
+_STEP = np.array(list(STEPS.values()))[:, None]
 
 
 class Recorder:
-    """Writes snapshots to a new file. Rows are laid out once: `gpus` as (node, slot)."""
+    """Writes snapshots and events to a new file. Rows are laid out once: `gpus` as (node, slot). One thread at a time
+    may use it. What is older than `thin_after_s` is kept as mean, least and largest of every ten seconds; of a file
+    that would grow beyond `most_bytes` the oldest minutes are dropped."""
 
-    def __init__(self, path: Path, cluster: str, gpus: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        cluster: str,
+        gpus: Sequence[tuple[str, int]],
+        inventory: str = "",
+        thin_after_s: float = THIN_AFTER_S,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
         if path.exists():
             raise RecordError(f"{path} exists; a recording is never written over. Choose another name.")
         self.path, self._gpus = path, tuple(gpus)
         self._rows = {gpu: row for row, gpu in enumerate(self._gpus)}
-        self._tick = 0
+        self._thin_after_s, self._most_bytes = thin_after_s, most_bytes
+        self._tick = self._seconds = 0
+        self._waiting: deque[tuple[float, str, str, str]] = deque(maxlen=WAITING)
+        self._matched_of: tuple[object, list[int], list[int]] | None = None
+        self._links_of: tuple[object, object, npt.NDArray[np.int64]] | None = None
         try:
-            self._db = sqlite3.connect(path)
-            self._db.executescript(_SCHEMA)
-            self._db.executemany("insert into meta values (?, ?)", [("format", FORMAT), ("cluster", cluster)])
+            self._db = sqlite3.connect(path, check_same_thread=False)
+            self._db.executescript("pragma journal_mode = wal; pragma synchronous = normal;" + TABLES)
+            self._db.execute(f"pragma journal_size_limit = {8 << 20}")
+            self._db.execute(f"pragma wal_autocheckpoint = {LOG_PAGES}")
+            told = [("format", FORMAT), ("cluster", cluster), ("inventory", inventory)]
+            self._db.executemany("insert into meta values (?, ?)", told)
             self._db.executemany("insert into gpu values (?, ?, ?)", [(r, n, s) for (n, s), r in self._rows.items()])
             self._db.commit()
         except sqlite3.Error as error:
             raise RecordError(f"{path} cannot be written: {error}.") from None
 
+    def event(self, time: float, kind: str, subject: str, data: Mapping[str, Any]) -> None:
+        """Something that happened; it is written with the next second, or by `flush`."""
+        self._waiting.append((time, kind, subject, json.dumps(data)))
+
     def write(self, snapshot: Snapshot) -> None:
-        """Add one tick. RecordError when it did not reach the file; the next may again."""
-        columns = np.full((len(STEPS), len(self._gpus)), np.nan)
+        """Add one tick, and the events since the last. RecordError when it did not reach the file; the next may
+        again, and events wait for it."""
         ours, theirs = self._matched(snapshot)
+        columns = np.full((len(STEPS), len(self._gpus)), np.nan)
         for at, name in enumerate(STEPS):
-            columns[at, ours] = snapshot.gpus[name][theirs]
-        whole = _whole(columns, np.array(list(STEPS.values()))[:, None])
-        try:
-            with self._db:
-                self._db.execute("insert into second values (?, ?, ?)", (self._tick, snapshot.time, _packed(whole)))
-                self._tick += 1
-                if self._tick % BLOCK_TICKS == 0:
-                    self._fold()
-        except sqlite3.Error as error:
-            raise RecordError(f"{self.path}: a second could not be written: {error}.") from None
+            columns[at, ours] = (self._linked(snapshot, name) if name in LINKS else snapshot.gpus[name])[theirs]
+        self.write_columns(snapshot.time, columns)
+
+    def write_columns(self, time: float, columns: Floats) -> None:
+        """The same from values (metric, GPU) in the order of STEPS."""
+        data = packing.raw(packing.whole(columns, _STEP))
+        self._commit("a second", [("insert into second values (?, ?, ?)", (self._tick + 1, time, data))])
+        self._tick += 1
+        self._seconds += 1
+        if self._seconds >= MINUTE_TICKS:
+            try:
+                self._try("a minute", self._fold)
+                self._try("old data", self._tidy, time)
+            except RecordError:
+                pass  # this second is kept; a disk without room refuses the next one, and folding is tried again
+
+    def flush(self) -> None:
+        """Write the events that wait."""
+        if self._waiting:
+            self._commit("an event", [])
+
+    def _commit(self, what: str, statements: list[tuple[str, tuple[object, ...]]]) -> None:
+        waiting = list(self._waiting)
+
+        def all_of_it() -> None:
+            for words, values in statements:
+                self._db.execute(words, values)
+            self._db.executemany("insert into event (time, kind, subject, data) values (?, ?, ?, ?)", waiting)
+
+        self._try(what, all_of_it)
+        for _ in waiting:
+            self._waiting.popleft()
+
+    def _try(self, what: str, work: Any, *values: Any) -> None:
+        """In one transaction; once more from the beginning of the log when it finds no room."""
+        for last in (False, True):
+            try:
+                with self._db:
+                    work(*values)
+                return
+            except sqlite3.Error as error:
+                if last:
+                    raise RecordError(f"{self.path}: {what} could not be written: {error}.") from None
+                with suppress(sqlite3.Error):
+                    self._db.execute("pragma wal_checkpoint(restart)")
 
     def _matched(self, snapshot: Snapshot) -> tuple[list[int], list[int]]:
-        ours, theirs = [], []
-        for node in snapshot.nodes:
-            for slot, row in enumerate(node.rows):
-                known = self._rows.get((node.name, slot))
-                if known is not None:
-                    ours.append(known)
-                    theirs.append(row)
-        return ours, theirs
+        """Rows here and in the snapshot; looked up again only when a node shows other rows."""
+        layout = tuple(node.rows for node in snapshot.nodes)
+        if self._matched_of is None or self._matched_of[0] != layout:
+            ours, theirs = [], []
+            for node in snapshot.nodes:
+                for slot, row in enumerate(node.rows):
+                    known = self._rows.get((node.name, slot))
+                    if known is not None:
+                        ours.append(known)
+                        theirs.append(row)
+            self._matched_of = (layout, ours, theirs)
+        return self._matched_of[1], self._matched_of[2]
+
+    def _linked(self, snapshot: Snapshot, name: str) -> Floats:
+        """What goes over the links of each GPU to other GPUs; NaN where there are none."""
+        links, gpus = snapshot.links, len(snapshot.gpus)
+        known = self._links_of
+        if known is None or known[0] is not links.node or known[1] is not snapshot.gpus.node:
+            rows = {node.name: node.rows for node in snapshot.nodes}
+            at = [
+                rows[node].start + gpu if kind in ("nvlink", "xgmi") and 0 <= gpu < len(rows[node]) else -1
+                for node, gpu, kind in zip(links.node, links.gpu, links.kind, strict=True)
+            ]
+            known = self._links_of = (links.node, snapshot.gpus.node, np.array(at, np.int64))
+        rates = links[LINKS[name]]
+        told = (known[2] >= 0) & ~np.isnan(rates)
+        out: Floats = np.bincount(known[2][told], rates[told], minlength=gpus).astype(float)
+        out[np.bincount(known[2][told], minlength=gpus) == 0] = np.nan
+        return out
+
+    # What happens once a minute.
 
     def _fold(self) -> None:
-        """Turn the last minute's rows into a block for each metric."""
-        rows = self._db.execute("select tick, time, data from second order by tick").fetchall()
-        whole = np.stack([_unpacked(data, (len(STEPS), len(self._gpus))) for _, _, data in rows])
-        times = zlib.compress(np.array([time for _, time, _ in rows]).tobytes())
+        """Turn the last minute's rows into a block for each metric and part."""
+        rows = self._db.execute("select tick, time, data from second order by tick limit ?", (MINUTE_TICKS,)).fetchall()
+        n = len(self._gpus)
+        whole = np.stack([packing.unraw(data, (len(STEPS), n)) for _, _, data in rows])
+        times = np.array([time for _, time, _ in rows])
+        minute = self._minute(times, len(rows), 0.0)
         for at, name in enumerate(STEPS):
-            steps = np.diff(whole[:, at], axis=0, prepend=np.zeros((1, len(self._gpus)), np.int16))  # wraps, and back
-            row = (rows[0][0], name, len(rows), times, _packed(steps))
-            self._db.execute("insert into block values (?, ?, ?, ?, ?)", row)
-        self._db.execute("delete from second")
+            for part in range(math.ceil(n / PART)):
+                block = whole[:, at, part * PART : (part + 1) * PART]
+                self._db.execute("insert into block values (?, ?, ?, ?)", (minute, name, part, packing.packed(block)))
+        self._db.execute("delete from second where tick <= ?", (rows[-1][0],))
+        (self._seconds,) = self._db.execute("select count(*) from second").fetchone()
+
+    def _minute(self, times: Floats, ticks: int, step_s: float, known: int | None = None) -> int:
+        row = (known, float(times[0]), float(times[-1]), ticks, step_s, zlib.compress(times.tobytes()))
+        added = self._db.execute("insert or replace into minute values (?, ?, ?, ?, ?, ?)", row)
+        return int(added.lastrowid or 0)
+
+    def _tidy(self, now: float) -> None:
+        """Thin what is old; drop the oldest of a file that is too large."""
+        old = "select id, ticks, times from minute where step_s = 0 and end < ? order by end limit 2"
+        for minute, ticks, times in self._db.execute(old, (now - self._thin_after_s,)).fetchall():
+            self._thin(minute, ticks, np.frombuffer(zlib.decompress(times)))
+        while self._bytes() > self._most_bytes:
+            oldest = self._db.execute("select id, end from minute order by end limit 2").fetchall()
+            if len(oldest) < 2:
+                return
+            minute, end = oldest[0]
+            self._db.execute("delete from block where minute = ?", (minute,))
+            self._db.execute("delete from minute where id = ?", (minute,))
+            self._db.execute("delete from event where kind = 'step' and time <= ?", (end,))
+
+    def _thin(self, minute: int, ticks: int, times: Floats) -> None:
+        bins = np.floor(times / BIN_S).astype(np.int64)
+        bins = np.cumsum(np.diff(bins, prepend=bins[0]) != 0)
+        starts = np.flatnonzero(np.diff(bins, prepend=-1))
+        if 3 * len(starts) >= ticks:  # read so seldom that three numbers a bin would be more
+            self._db.execute("update minute set step_s = -1 where id = ?", (minute,))
+            return
+        blocks = self._db.execute("select metric, part, data from block where minute = ?", (minute,)).fetchall()
+        for metric, part, data in blocks:
+            thin = packing.packed_thin(packing.thinned(packing.unpacked(data, ticks), bins))
+            self._db.execute(
+                "update block set data = ? where minute = ? and metric = ? and part = ?", (thin, minute, metric, part)
+            )
+        self._minute(times[starts], len(starts), BIN_S, minute)
+
+    def _bytes(self) -> int:
+        pages, free, size = (
+            self._db.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
 
     def close(self) -> None:
-        """Fold what is left and close the file."""
+        """Fold what is left and close the file; it is then one file, without a log beside it."""
         try:
-            with self._db:
-                if self._db.execute("select count(*) from second").fetchone()[0]:
-                    self._fold()
+            self.flush()
+            while self._seconds:
+                self._try("a minute", self._fold)
+        finally:
+            with suppress(sqlite3.Error):  # somebody reads it: it stays as it is, and is whole
+                self._db.execute("pragma journal_mode = delete")
             self._db.close()
-        except sqlite3.Error as error:
-            raise RecordError(f"{self.path} could not be closed: {error}.") from None
-
-
-def read(path: Path, metrics: Iterable[str] = tuple(STEPS)) -> Series:
-    """A whole recording, of the metrics asked for. RecordError with a sentence when it is none."""
-    wanted = list(metrics)
-    try:
-        db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-        kind = db.execute("select value from meta where key = 'format'").fetchone()
-        if kind is None or kind[0] != FORMAT:
-            raise RecordError(f"{path} is a recording of another format ({kind and kind[0]}); this reads {FORMAT}.")
-        gpus = tuple((str(n), int(s)) for n, s in db.execute("select node, slot from gpu order by row"))
-        times: list[Floats] = []
-        parts: dict[str, list[Floats]] = {name: [] for name in wanted}
-        of_block = "select first, ticks, times, metric, data from block order by first"
-        seen = -1
-        for first, ticks, when, metric, data in db.execute(of_block):
-            if first != seen:
-                times.append(np.frombuffer(zlib.decompress(when)))
-                seen = first
-            if metric in parts:
-                steps = _unpacked(data, (ticks, len(gpus)))
-                parts[metric].append(_values(np.cumsum(steps, axis=0, dtype=np.int16), STEPS[metric]))
-        for time, data in db.execute("select time, data from second order by tick"):
-            whole = _unpacked(data, (len(STEPS), len(gpus)))
-            times.append(np.array([time]))
-            for name in wanted:
-                parts[name].append(_values(whole[[list(STEPS).index(name)]], STEPS[name]))
-        db.close()
-    except (sqlite3.Error, zlib.error, ValueError) as error:
-        raise RecordError(f"{path} is no recording that can be read: {error}.") from None
-    if not times:
-        raise RecordError(f"{path} is empty: nothing was recorded.")
-    return Series(np.concatenate(times), {name: np.concatenate(rows) for name, rows in parts.items()}, gpus)
-
-
-def _whole(values: Floats, step: Floats) -> Shorts:
-    scaled = np.clip(np.round(values / step), NOTHING + 1, 32767)
-    return np.where(np.isnan(scaled), NOTHING, scaled).astype(np.int16)
-
-
-def _values(whole: Shorts, step: float) -> Floats:
-    return np.where(whole == NOTHING, np.nan, whole * step)
-
-
-def _packed(whole: Shorts) -> bytes:
-    return zlib.compress(np.ascontiguousarray(whole).tobytes(), 6)
-
-
-def _unpacked(data: bytes, shape: tuple[int, int]) -> Shorts:
-    return np.frombuffer(zlib.decompress(data), np.int16).reshape(shape)
-
-
-_SCHEMA = """
-pragma journal_mode = wal;
-pragma synchronous = normal;
-create table meta (key text primary key, value text not null);
-create table gpu (row integer primary key, node text not null, slot integer not null);
-create table second (tick integer primary key, time real not null, data blob not null);
-create table block (
-    first integer not null, metric text not null, ticks integer not null, times blob not null, data blob not null,
-    primary key (first, metric)
-);
-create table event (id integer primary key, time real not null, kind text not null, data text not null);
-"""

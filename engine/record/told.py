@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.record.recording import RecordError
+from engine.record.schema import RecordError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.record import recording
-from engine.record.recording import RecordError
+from engine.record import reading
+from engine.record.schema import RecordError
 
 Floats = npt.NDArray[np.float64]
 COLUMNS = ("time", "gpu", "power", "temperature")
@@ -39,7 +39,7 @@ def read(path: Path, gpus: Sequence[tuple[str, int]]) -> Trace:
 
 
 def _recorded(path: Path, gpus: Sequence[tuple[str, int]]) -> Trace:
-    found = recording.read(path, ("temperature_c", "power_w", "power_limit_w"))
+    found = reading.read(path, ("temperature_c", "power_w", "power_limit_w"))
     rows = {gpu: row for row, gpu in enumerate(found.gpus)}
     ours = [row for row, gpu in enumerate(gpus) if gpu in rows]
     theirs = [rows[gpus[row]] for row in ours]

@@ -17,7 +17,7 @@ from engine.control.watch import Watch
 from engine.model import thermal
 from engine.model.limiter import Demand
 from engine.profile import Cluster, ProfileError, catalog
-from engine.record import recording
+from engine.record import reading
 from engine.sim.fine import FineRack
 from tests.parts.console import console
 from tests.parts.nvml import FakeNvml
@@ -127,7 +127,7 @@ async def test_a_node_is_forecast_and_recorded_over_ssh(
     path = tmp_path / "run.rks"
     command = ["record", "--cluster", str(inventory), "-o", str(path), "--seconds", "6"]
     assert await asyncio.to_thread(main, command) == 0
-    found = recording.read(path)
+    found = reading.read(path)
     assert len(found.times) > 5
     assert np.nanmax(found.metrics["temperature_c"]) == 61
     assert np.nanmax(found.metrics["power_w"]) == pytest.approx(512.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,11 +14,16 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from engine.record import recording, trace
-from engine.record.recording import STEPS, Recorder, RecordError
+from engine.record import reading, trace
+from engine.record.reading import Reader
+from engine.record.recording import Recorder
+from engine.record.schema import LINKS, STEPS, RecordError
 from engine.telemetry.snapshot import Snapshot
 from tests.parts.still import still
+from tui.cli import main
 
+LINKED = {"link_rx_gb_s": 2.0, "link_tx_gb_s": 3.0}
+"""Each GPU of the still console has two NVLinks."""
 GPUS = tuple((f"n{i:02d}", slot) for i in range(1, 5) for slot in range(8))
 
 
@@ -41,13 +47,13 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     recorder = Recorder(path, "c", GPUS)
     for snapshot in told:
         recorder.write(snapshot)
-    open_file = recording.read(path)  # while it is being written
+    open_file = reading.read(path)  # while it is being written
     recorder.close()
-    for found in (open_file, recording.read(path)):
+    for found in (open_file, reading.read(path)):
         assert found.gpus == GPUS
         assert list(found.times) == [s.time for s in told]
         for name, step in STEPS.items():
-            want = np.array([s.gpus[name] for s in told])
+            want = np.array([np.full(32, LINKED[name]) if name in LINKS else s.gpus[name] for s in told])
             assert np.allclose(found.metrics[name], want, atol=step / 2 + 1e-9, equal_nan=True), name
 
 
@@ -59,6 +65,118 @@ def test_a_value_takes_less_than_two_bytes(tmp_path: Path) -> None:
     recorder.close()
     blocks = sum(len(row) for row in _blobs(path))
     assert blocks / (len(told) * len(GPUS) * len(STEPS)) < 2
+
+
+def test_what_is_old_is_kept_as_mean_least_and_largest_of_ten_seconds(tmp_path: Path) -> None:
+    told, path = seconds(tmp_path, 300), tmp_path / "run.rks"
+    recorder = Recorder(path, "c", GPUS, thin_after_s=100)
+    for snapshot in told:
+        recorder.write(snapshot)
+    recorder.close()
+    want = np.array([s.gpus["power_w"] for s in told])
+    with Reader(path) as reader:
+        mean, least, most = (
+            reader.window(reader.start, reader.end, ["power_w", "temperature_c"], of=of)
+            for of in ("mean", "min", "max")
+        )
+        apart = np.diff(mean.times)
+        thin = int((apart > 1).sum())
+        assert thin >= 12  # two minutes at least
+        assert set(np.round(apart)) == {1.0, 10.0}
+        for at in range(thin - 1):
+            of = want[(np.array([s.time for s in told]) // 10) == mean.times[at] // 10]
+            assert np.allclose(mean.metrics["power_w"][at], of.mean(axis=0), atol=0.21)
+            assert np.allclose(least.metrics["power_w"][at], of.min(axis=0), atol=0.31)
+            assert np.allclose(most.metrics["power_w"][at], of.max(axis=0), atol=0.31)
+        assert np.isnan(mean.metrics["temperature_c"][:, 7]).all()
+        assert np.isnan(least.metrics["temperature_c"][:, 7]).all()
+        one = reader.window(told[200].time, told[250].time, ["power_w"], row=5)
+        assert np.allclose(one.metrics["power_w"][:, 0], want[200:251, 5], atol=0.11)
+        when, values = reader.moment(told[215].time + 0.4)
+        assert when == told[215].time
+        assert np.allclose(values["power_w"], want[215], atol=0.11)
+        assert reader.moment(told[0].time - 100)[0] == told[0].time
+        assert reader.moment(told[0].time + 1e6)[0] == told[-1].time
+
+
+def test_what_is_read_seldom_is_not_thinned(tmp_path: Path) -> None:
+    told, path = seconds(tmp_path, 60), tmp_path / "run.rks"
+    recorder = Recorder(path, "c", GPUS, thin_after_s=0)
+    for at in range(120):
+        recorder.write(replace(told[at % 60], time=told[0].time + 15 * at))
+    recorder.close()
+    assert len(reading.read(path).times) == 120
+
+
+def test_a_file_that_would_grow_too_large_loses_its_oldest_minutes(tmp_path: Path) -> None:
+    told, path = seconds(tmp_path, 60), tmp_path / "run.rks"
+    recorder = Recorder(path, "c", GPUS, most_bytes=120_000)
+    for minute in range(20):
+        for snapshot in told:
+            recorder.write(replace(snapshot, time=snapshot.time + 60 * minute))
+        assert recorder._bytes() < 200_000
+    recorder.close()
+    with Reader(path) as reader:
+        assert reader.end == told[-1].time + 60 * 19
+        assert reader.start > told[0].time + 60
+
+
+def test_events_are_told_in_their_order_and_the_newest_of_each_subject(tmp_path: Path) -> None:
+    told, path = seconds(tmp_path, 3), tmp_path / "run.rks"
+    recorder = Recorder(path, "c", GPUS, inventory="{}")
+    for number, snapshot in enumerate(told):
+        recorder.event(snapshot.time, "step", "j", {"step": number})
+        recorder.event(snapshot.time, "alarm", f"heat:n01:{number}", {"what": "raised"})
+        recorder.write(snapshot)
+    recorder.event(told[2].time + 0.5, "ticket", "t1", {"stage": "done"})
+    recorder.flush()
+    with Reader(path) as reader:
+        assert [e.data["step"] for e in reader.events(told[0].time, told[2].time, "step")] == [1, 2]
+        assert [e.data["step"] for e in reader.newest(told[1].time + 0.5, "step")] == [1]
+        assert len(reader.newest(told[2].time, "alarm")) == 3
+        assert [kind for _, kind in reader.marks("alarm", "ticket")] == ["alarm"] * 3 + ["ticket"]
+        assert reader.inventory == "{}"
+    recorder.close()
+    assert not path.with_name("run.rks-wal").exists()
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from tests.record.test_recording import GPUS, seconds
+from engine.record.recording import Recorder
+from engine.record.schema import RecordError
+told = seconds(Path(sys.argv[2]), 150)
+recorder = Recorder(Path(sys.argv[1]), "c", GPUS)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+lost = 0
+for number, snapshot in enumerate(told):
+    if number == 149:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    recorder.event(snapshot.time, "step", "j", {"step": number})
+    try:
+        recorder.write(snapshot)
+    except RecordError as error:
+        lost += 1
+        said = str(error)
+recorder.close()
+print(lost, said)
+"""
+
+
+def test_no_room_left_in_the_file_system_costs_seconds_and_no_event(tmp_path: Path) -> None:
+    path, folder = tmp_path / "run.rks", tmp_path / "made"
+    folder.mkdir()
+    words = [sys.executable, "-c", FULL, str(path), str(folder)]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=os.getcwd(), timeout=60, check=True)
+    lost, _, said = ended.stdout.partition(" ")
+    assert int(lost) > 10
+    assert "could not be written" in said
+    with Reader(path) as reader:
+        times = reader.window(reader.start, reader.end, ()).times
+        assert len(times) >= 150 - int(lost)
+        assert len(set(times)) == len(times)
+        assert [e.data["step"] for e in reader.events(0, 1e12, "step")] == list(range(150))
 
 
 def _blobs(path: Path) -> list[bytes]:
@@ -93,7 +211,7 @@ def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             break
     process.wait()
-    assert len(recording.read(path).times) >= last
+    assert len(reading.read(path).times) >= last
 
 
 def test_a_full_disk_is_a_sentence_and_what_was_written_stays(tmp_path: Path) -> None:
@@ -101,7 +219,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(tmp_path: Path) ->
     told, path, written = seconds(tmp_path, 150), tmp_path / "run.rks", []
     recorder = Recorder(path, "c", GPUS)
     (pages,) = recorder._db.execute("pragma page_count").fetchone()
-    recorder._db.execute(f"pragma max_page_count = {pages + 6}")
+    recorder._db.execute(f"pragma max_page_count = {pages + 2}")
     for snapshot in told[:-1]:
         try:
             recorder.write(snapshot)
@@ -112,7 +230,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(tmp_path: Path) ->
     recorder._db.execute("pragma max_page_count = 100000")
     recorder.write(told[-1])
     recorder.close()
-    assert list(recording.read(path).times) == [*written, told[-1].time]
+    assert list(reading.read(path).times) == [*written, told[-1].time]
 
 
 def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
@@ -121,7 +239,7 @@ def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="exists; a recording is never written over"):
         Recorder(path, "c", GPUS)
     with pytest.raises(RecordError, match="is empty: nothing was recorded"):
-        recording.read(path)
+        reading.read(path)
     with pytest.raises(RecordError, match="cannot be written"):
         Recorder(tmp_path / "none" / "run.rks", "c", GPUS)
 
@@ -172,3 +290,13 @@ def test_a_bad_trace_is_a_sentence(tmp_path: Path, text: str, says: str) -> None
     path.write_text(text)
     with pytest.raises(RecordError, match=says):
         trace.read(path, GPUS)
+
+
+def test_the_bench_says_what_a_recording_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "record", "--gpus", "64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["metrics"] == 10
+    assert 0 < found["bytes_per_value"] < 2
+    assert found["gb_per_24h"] * 8192 / 64 < 10
+    assert found["gb_per_24h"] < found["gb_per_24h_whole"]
+    assert 0 < found["open_minute_s"] < 1

@@ -145,7 +145,6 @@ def test_a_line_stays_in_its_frame(n: int, level: float) -> None:
 def test_each_job_has_its_own_plot(recorded: Path) -> None:
     """Where the file says whose an event is."""
     with sqlite3.connect(recorded) as db:
-        db.execute("alter table event add column subject text not null default ''")
         for job, seconds in (("a", 2.0), ("b", 7.0)):
             row = "insert into event (time, kind, subject, data) values (?, ?, ?, ?)"
             db.execute(row, (NOON, "job", job, json.dumps({"name": f"pretrain-{job}"})))

@@ -8,11 +8,26 @@ from typing import ClassVar
 from rich.text import Text
 from textual.binding import BindingType
 
-from tui.actions import ACTIONS, MOVES
+from tui.actions import MOVES, actions
 from tui.metrics import METRICS
 from tui.screens.panel import Panel
 
-NAMES = {"question_mark": "?", "asterisk": "*", "plus": "+", "minus": "-", "slash": "/"}
+NAMES = {
+    "question_mark": "?",
+    "asterisk": "*",
+    "plus": "+",
+    "minus": "-",
+    "slash": "/",
+    "full_stop": ".",
+    "comma": ",",
+    "semicolon": ";",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
+}
 SIGNS = (
     ("*", "node is live"),
     ("~ ? x !", "connecting, stale, down, in error"),
@@ -27,20 +42,20 @@ class HelpScreen(Panel[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark", "dismiss", "close")]
 
-    def __init__(self, keys: Mapping[str, str], plain: bool) -> None:
+    def __init__(self, keys: Mapping[str, str], plain: bool, replay: bool = False) -> None:
         super().__init__(plain)
-        self._keys = keys
+        self._keys, self._replay = keys, replay
 
     def on_mount(self) -> None:
-        self.body.draw(help_text(self._keys))
+        self.body.draw(help_text(self._keys, self._replay))
 
 
-def help_text(keys: Mapping[str, str]) -> Text:
+def help_text(keys: Mapping[str, str], replay: bool = False) -> Text:
     """Keys by group, then the signs on the racks."""
-    text = Text()
-    for group in dict.fromkeys(a.group for a in ACTIONS):
+    text, offered = Text(), actions(replay)
+    for group in dict.fromkeys(a.group for a in offered):
         text.append(f"{group}\n", "bold")
-        for action in ACTIONS:
+        for action in offered:
             if action.group == group:
                 key = keys.get(action.id, action.keys)
                 key = NAMES.get(key, key)
