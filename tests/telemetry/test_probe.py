@@ -377,6 +377,25 @@ async def test_what_a_killed_probe_had_set_is_not_what_was_before(nvml: FakeNvml
     await until(lambda: (nvml.limits()[0], nvml.limits("lock")[0]) == (700000, 0))
 
 
+async def test_a_console_that_comes_back_gives_back_what_its_killed_probe_held(nvml: FakeNvml) -> None:
+    async with probe(nvml, node="same") as running:
+        running.send(id="a", do="power_limit", gpus={"0": 500}, lease_s=600)
+        await running.record("result")
+        (heir,) = _children(running.process.pid)
+        os.kill(int(heir), signal.SIGKILL)
+        running.process.kill()
+        await running.process.wait()
+        async with probe(nvml, node="same") as later:
+            await later.record("tick")
+            assert nvml.limits()[0] == 700000
+            later.send(id="b", do="power_limit", gpus={"0": 600}, lease_s=600)
+            assert (await later.record("result"))["state"] == "done"
+            later.send(id="c", do="power_limit", gpus={"1": 600}, lease_s=600)
+            assert (await later.record("result"))["state"] == "done"
+            assert (nvml.limits()[0], nvml.limits()[1]) == (600000, 600000), "its own note is no dead one's"
+    await until(lambda: (nvml.limits()[0], nvml.limits()[1]) == (700000, 700000))
+
+
 async def test_what_another_console_holds_is_left_to_it(nvml: FakeNvml) -> None:
     async with probe(nvml, node="first") as first, probe(nvml, node="second") as second:
         first.send(id="a", do="power_limit", gpus={"0": 500}, lease_s=60, operator="ann@desk")

@@ -92,8 +92,9 @@ class System(object):
         """What other probes that live hold on this node."""
         return []
 
-    def inherit(self, give_back):
-        """Have what probes that are no more held given back, each note by one alone."""
+    def inherit(self, give_back, own):
+        """Have what probes that are no more held given back, each note by one alone; `own`: at the start, before this
+        one holds anything, also what an earlier probe of the same console left."""
 
     def wait(self, seconds):
         time.sleep(seconds)
@@ -167,7 +168,7 @@ class Host(System):
         try:
             path, _, held = last.decode().partition("\t")
             if path:
-                self._settle(path, give_back)
+                self._settle(path, give_back, patient=True)
             else:
                 give_back(held or "[]")
         finally:
@@ -175,9 +176,7 @@ class Host(System):
 
     def keep(self, held):
         try:
-            path = ""
-            if self._claim is not None:
-                path = self._claim.name.replace("probe-", "leases-").replace(".lock", ".json")
+            path = self._note() or ""
             if self._heir is not None:
                 os.write(self._heir, ("%s\t%s\n" % (path, held)).encode())
             if not path:
@@ -220,26 +219,38 @@ class Host(System):
                     pass
         return found
 
-    def inherit(self, give_back):
+    def inherit(self, give_back, own):
+        mine = self._note()
         for lives, path in list(self._others()):
-            if not lives:
-                self._settle(path, give_back)
+            if path == mine:
+                if own and give_back(self.read(path) or "[]"):
+                    self._forget(path)
+            elif not lives:
+                self._settle(path, give_back, patient=False)
 
-    def _settle(self, path, give_back):
+    def _settle(self, path, give_back, patient):
         """Give back what a note of a probe that is no more names. Under that probe's own lock: its heir, and other
         probes that find the note, would else do it again when somebody has set these boards anew."""
         try:
-            lock = self._lock(path.replace("leases-", "probe-").replace(".json", ".lock"))
+            lock = self._lock(path.replace("leases-", "probe-").replace(".json", ".lock"), 40 if patient else 1)
         except (OSError, IOError):
             return  # somebody else is about it
+        kept = self.read(path)
+        if kept is not None and give_back(kept):
+            self._forget(path)
+        lock.close()
+
+    def _forget(self, path):
         try:
-            kept = self.read(path)
-            if kept is not None and give_back(kept):
-                os.unlink(path)
-        except (OSError, IOError):
+            os.unlink(path)
+        except OSError:
             pass
-        finally:
-            lock.close()
+
+    def _note(self):
+        """Where this probe notes what it holds; None where it has no place of its own."""
+        if self._claim is None:
+            return None
+        return self._claim.name.replace("probe-", "leases-").replace(".lock", ".json")
 
     def signal(self, pid, stop):
         try:
@@ -271,10 +282,10 @@ class Host(System):
             return "another probe of this console runs on this node already"
         return ""
 
-    def _lock(self, path):
+    def _lock(self, path, tries=40):
         """The lock, open as long as the probe runs: the kernel lets go of it whatever ends it. Another probe that
         starts may be trying it, or clearing it away, at this very moment: then once more."""
-        for _ in range(40):
+        for left in reversed(range(tries)):
             file = open(path, "a+")  # noqa: SIM115
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,7 +294,8 @@ class Host(System):
             except (OSError, IOError):
                 pass
             file.close()
-            time.sleep(0.025)
+            if left:
+                time.sleep(0.025)
         raise OSError("the lock is held")
 
     def _cleared(self, path, ours):

@@ -187,7 +187,7 @@ class Leases(object):
         if kind_name not in self.kinds:
             return "failed", {}, "this node's processes cannot be stopped from here"
         # A probe that was just killed may have held these boards: what it set is not what was there before.
-        self.host.inherit(lambda kept: put_back(kept, self.kinds))
+        self.host.inherit(lambda kept: put_back(kept, self.kinds), own=False)
         kind, done, report = self.kinds[kind_name], [], {}
         reason = self._taken(kind_name, wanted, lease_s)
         was = dict(self.held)

@@ -33,7 +33,7 @@ def main(stdin, stdout, host, interval_s=1.0, console="", program=None):
     refusal = host.claim(console) if console else ""
     if refusal:
         return refusal
-    host.inherit(lambda kept: give_back(host, kept, program.gpus_of, program.kinds))
+    host.inherit(lambda kept: give_back(host, kept, program.gpus_of, program.kinds), own=True)
     program(stdin, stdout, host, interval_s).run()
     return ""
 
