@@ -11,7 +11,7 @@ from engine.control.planning import Question
 from engine.profile import catalog
 from engine.sim.cluster import simulated
 from tests.parts.waiting import until
-from tui.cli import DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN
+from tui.options import DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN
 from tui.plans_app import FRONT, TOP, PlansApp
 from tui.screenshot import headless
 from tui.start import control_of
