@@ -44,7 +44,7 @@ def test_a_node_that_does_not_answer_is_drawn_and_named(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["rack", "--cluster", "lab"], "There is no screen 'rack'; there are racks, gpu, links, plans, alarms"),
+        (["rack", "--cluster", "lab"], "There is no screen 'rack'; there are racks, gpu, jobs, links, plans, alarms"),
         (["racks", "--cluster", "nowhere.yaml"], "nowhere.yaml"),
         (["racks", "--cluster", "h200x32"], "no address"),
     ],
