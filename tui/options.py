@@ -240,40 +240,32 @@ def _look_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--keys", metavar="FILE", help="a YAML file of action: key, to change keys")
 
 
-def _seconds(text: str) -> float:
+def _number(text: str, unit: str, least: float, most: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
-    if not 0 < value <= 86400:
-        raise argparse.ArgumentTypeError("seconds must be above 0 and at most 86400")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of {unit}") from None
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{unit} must be between {least:g} and {most:g}")
     return value
+
+
+def _seconds(text: str) -> float:
+    return _number(text, "seconds", 0.001, 86400)
+
+
+def _minutes(text: str) -> float:
+    return _number(text, "minutes", 0.01, 1440)
+
+
+def _gigabytes(text: str) -> float:
+    return _number(text, "gigabytes", 0.001, 1e6)
 
 
 def _count(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 10**9:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
     return int(text)
-
-
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of minutes") from None
-    if not 0 < value <= 1440:
-        raise argparse.ArgumentTypeError("minutes must be above 0 and at most 1440")
-    return value
-
-
-def _gigabytes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of gigabytes") from None
-    if not 0.001 <= value <= 1e6:
-        raise argparse.ArgumentTypeError("it must be at least 0.001 GB")
-    return value
 
 
 def _counts(text: str) -> list[int]:

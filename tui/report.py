@@ -13,10 +13,8 @@ import numpy as np
 
 from engine.act.action import Stage
 from engine.profile import ProfileError
-from engine.record import reading
-from engine.record.reading import Series
+from engine.record.reading import Reader, Series, Story, Told
 from engine.record.schema import RecordError
-from engine.record.told import Story, Told, story
 from tui.chart import Floats, chart
 from tui.output import write
 from tui.widgets.figures import DASH, age, number
@@ -42,11 +40,10 @@ EFFECTS = (("step_s", "step", "s", 2, 1.0), ("peak_c", "hottest", "C", 1, 1.0), 
 def report(given: Any) -> int:
     """Read, write the page, say where it is."""
     path, out = Path(given.recording).expanduser(), Path(given.output).expanduser()
-    if not path.is_file():
-        raise ProfileError(f"There is no file {path}.")
     try:
-        series = reading.read(path, ("temperature_c", "power_w"))
-        told = story(path)
+        with Reader(path) as reader:
+            series = reader.window(reader.start, math.inf, ("temperature_c", "power_w"))
+            told = reader.story()
     except RecordError as error:
         raise ProfileError(str(error)) from None
     print("wrote " + ", ".join(write({out: page(path.name, series, told)})))

@@ -25,7 +25,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from engine.telemetry.reading import Result
+from engine.telemetry.source import SourceError
 from engine.telemetry.store import Store
+from engine.telemetry.streams import Reader, Writer
 from tui.output import progress
 
 PER_NODE, NODES_A_RACK, PARTS = 8, 4, 50
@@ -78,11 +81,11 @@ class Feed:
             record = Tick(tick, time.time(), values, links=links, rx_mb_s=rates, tx_mb_s=rates)
             store.apply(name, record, time.time())
 
-    async def command(self, command: dict[str, Any], timeout_s: float) -> Any:
-        raise NotImplementedError("nothing is commanded here")
+    async def command(self, command: dict[str, Any], timeout_s: float) -> Result:
+        return Result(str(command["id"]), "failed", "these nodes are imitated: nothing is commanded here")
 
-    async def open_job_socket(self, path: str) -> Any:
-        raise NotImplementedError("no job runs here")
+    async def open_job_socket(self, path: str) -> tuple[Reader, Writer]:
+        raise SourceError("these nodes are imitated: no job runs here")
 
 
 def _link(port: dict[str, Any]) -> Any:

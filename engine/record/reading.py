@@ -43,6 +43,17 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Story:
+    """The cluster's name, and all its events in their order."""
+
+    cluster: str
+    events: tuple[Told, ...]
+
+    def of(self, kind: str) -> list[Told]:
+        return [event for event in self.events if event.kind == kind]
+
+
+@dataclass(frozen=True, slots=True)
 class _Minute:
     id: int
     times: Floats
@@ -154,6 +165,10 @@ class Reader:
     def events(self, begin: float, end: float, *kinds: str) -> Iterator[Told]:
         """What happened after `begin` and until `end`, of these kinds or of all, in its order."""
         yield from self._events("time > ? and time <= ?", (begin, end), kinds)
+
+    def story(self) -> Story:
+        """All that happened."""
+        return Story(self.cluster, tuple(self.events(-math.inf, math.inf)))
 
     def newest(self, until: float, kind: str) -> list[Told]:
         """The last event of each subject at or before a moment."""

@@ -97,7 +97,7 @@ async def test_a_job_changed_live_ends_as_the_untouched_one(
 ) -> None:
     """Halved, halved during an evaluation, paused during a checkpoint, doubled, split where that is offered; then a
     console that vanishes, and, in a job of its own, a rank that dies."""
-    need(installed(LOOPS[framework][1]), framework)
+    need(installed(LOOPS[framework][1]), LOOPS[framework][1])
     folder = tmp_path / "job"
     with started(trainers, framework, folder) as job:
         job.allow("step", 2)

@@ -232,7 +232,7 @@ async def test_the_jobs_pane_tells_how_it_steps_and_what_actions_would_do(
         await c.press("5")
         await c.shows("microbatch  4 x 4 a rank, global batch 32", "#body-jobs")
         await c.shows("stragglers  none", "#body-jobs")
-        await c.shows("r 1 a rank  step", "#body-jobs")
+        await c.shows("r 1 a rank  0.", "#body-jobs")
 
 
 async def test_y_copies_what_the_pane_shows(inventory: Path) -> None:

@@ -93,7 +93,7 @@ class Elevation(ScrollView, can_focus=True):
         self.cluster, self.plain = cluster, plain
         self.zoom: Zoom | None = None
         """As it was chosen; None: whatever fits."""
-        self._layout_: Layout = lay_out(cluster, Zoom.FULL, 10**6)
+        self._drawing: Layout = lay_out(cluster, Zoom.FULL, 10**6)
         self._snapshot: Snapshot | None = None
         self._values: list[float] = []
         self._levels: list[int] = []
@@ -106,11 +106,11 @@ class Elevation(ScrollView, can_focus=True):
         self._view = (0, 0, 0)
         """The lines that were drawn, and for which scroll offset and width."""
         self._place()
-        top = self._layout_.rows[0] if self._layout_.rows else None
-        self.cursor = (0, 0) if top is None else self._gpu_at(self._layout_.spots[top][0])
+        top = self._drawing.rows[0] if self._drawing.rows else None
+        self.cursor = (0, 0) if top is None else self._gpu_at(self._drawing.spots[top][0])
 
     def _place(self) -> None:
-        self.virtual_size = Size(self._layout_.width, self._layout_.height)
+        self.virtual_size = Size(self._drawing.width, self._drawing.height)
         self._drawn = {}
         self.refresh()
 
@@ -120,16 +120,16 @@ class Elevation(ScrollView, can_focus=True):
     def fit(self, size: Size) -> None:
         """Lay the racks out for a size."""
         if self.zoom is None:
-            self._layout_ = fitting(self.cluster, size.width, size.height)
+            self._drawing = fitting(self.cluster, size.width, size.height)
         else:
-            self._layout_ = lay_out(self.cluster, self.zoom, size.width)
+            self._drawing = lay_out(self.cluster, self.zoom, size.width)
         self._place()
         self._recolour()
         self._into_view()
 
     def closer(self, by: int) -> None:
         """Zoom in or out, from what is drawn now."""
-        self.zoom = Zoom(max(Zoom.NODES, min(Zoom.FULL, self._layout_.zoom + by)))
+        self.zoom = Zoom(max(Zoom.NODES, min(Zoom.FULL, self._drawing.zoom + by)))
         self.fit(self.size)
 
     def show(self, snapshot: Snapshot, alarmed: frozenset[int]) -> None:
@@ -146,9 +146,9 @@ class Elevation(ScrollView, can_focus=True):
         self.post_message(self.Selected(*cursor))
 
     def _into_view(self) -> None:
-        spot = self._layout_.spot(*self.cursor)
+        spot = self._drawing.spot(*self.cursor)
         if spot is not None and self.is_mounted:
-            above = 1 if self._layout_.zoom is Zoom.FULL else 0  # the node's title, too
+            above = 1 if self._drawing.zoom is Zoom.FULL else 0  # the node's title, too
             self.scroll_to_region(Region(spot.x, spot.y - above, spot.width, 1 + above), animate=False, force=True)
 
     def _recolour(self) -> None:
@@ -161,7 +161,7 @@ class Elevation(ScrollView, can_focus=True):
             self._values, self._held = values.tolist(), held.tolist()
             levels = levels_of(values, self.metric.low, self.metric.high)
             self._levels = levels.tolist()
-            if self._layout_.zoom is Zoom.NODES:
+            if self._drawing.zoom is Zoom.NODES:
                 self._worst, self._node_held = _by_node(self._snapshot, levels, held)
         self._changed()
 
@@ -197,7 +197,7 @@ class Elevation(ScrollView, can_focus=True):
         """What stands in view on a line of the drawing: racks left and right of it cost nothing."""
         first, width = self.scroll_offset.x, self.size.width
         segments: list[Segment] = []
-        blocks = visible(self._layout_.lines.get(line, []), first, width)
+        blocks = visible(self._drawing.lines.get(line, []), first, width)
         x = begins = blocks[0].x if blocks else first
         for block in blocks:
             if block.x > x:
@@ -283,18 +283,18 @@ class Elevation(ScrollView, can_focus=True):
 
     def action_move(self, right: int, down: int) -> None:
         """One cell over; past a node's edge into the next node or rack."""
-        spot = self._layout_.spot(*self.cursor)
-        there = None if spot is None else self._layout_.beside(spot, right, down)
+        spot = self._drawing.spot(*self.cursor)
+        there = None if spot is None else self._drawing.beside(spot, right, down)
         if there is not None:
             self.cursor = self._gpu_at(there)
 
     def action_ends(self, last: int) -> None:
         """First or last GPU as drawn."""
-        if self._layout_.rows:
-            self.cursor = self._gpu_at(self._layout_.spots[self._layout_.rows[-last]][-last])
+        if self._drawing.rows:
+            self.cursor = self._gpu_at(self._drawing.spots[self._drawing.rows[-last]][-last])
 
     def on_click(self, event: events.Click) -> None:
-        found = self._layout_.under(event.x + self.scroll_offset.x, event.y + self.scroll_offset.y)
+        found = self._drawing.under(event.x + self.scroll_offset.x, event.y + self.scroll_offset.y)
         if found is not None:
             self.cursor = self._gpu_at(found)
 

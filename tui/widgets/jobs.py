@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 from rich.text import Text
 
-from engine.act.action import Outlook, Proposal
+from engine.act.action import Proposal
 from engine.act.effect import Load, Rack
 from engine.control.discover import FoundJob
 from engine.job.status import JobStatus
@@ -146,11 +146,8 @@ def _effect(text: Text, effect: Effect) -> None:
         text.append(f"{p.refusal}\n", "dim")
         return
     before, after = p.before, p.after
-    text.append(f"step {change(before.step_s, after.step_s, 2, 's')}, hottest {_peak(before)} -> {_peak(after)}\n")
-
-
-def _peak(outlook: Outlook) -> str:
-    return number(outlook.peak_c, 0, "C")
+    peak = f"{number(before.peak_c)} -> {number(after.peak_c, 0, 'C')}"
+    text.append(f"{change(before.step_s, after.step_s, 2, 's')}, {peak}\n")
 
 
 def _row(text: Text, name: str, value: str, style: str = "") -> None:

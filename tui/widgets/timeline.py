@@ -64,13 +64,15 @@ def _line(
     for moment, kind in marks:
         if found.get(place(moment)) != "alarm":
             found[place(moment)] = kind
-    out, here = Text(), place(position)
-    for at in range(room):
-        sign = MARKS.get(found.get(at, ""), "-" if plain else LINE)
-        if at == here:
-            out.append(sign if at in found else "#" if plain else HERE, "reverse bold" if at in found else "bold")
-        else:
-            out.append(sign, STYLES.get(found.get(at, ""), "dim"))
+    here = place(position)
+    signs = {at: MARKS[kind] for at, kind in found.items()}
+    signs.setdefault(here, "#" if plain else HERE)
+    out = Text("".join(signs.get(at, "-" if plain else LINE) for at in range(room)))
+    out.stylize("dim", 0, here)  # in few pieces: each costs bytes on a slow line
+    out.stylize("dim", here + 1)
+    for at, kind in found.items():
+        out.stylize(STYLES[kind], at, at + 1)
+    out.stylize("reverse bold" if here in found else "bold", here, here + 1)
     return out
 
 
