@@ -34,7 +34,7 @@ def test_version_and_help_load_nothing_heavy(option: str) -> None:
         (["console"], "the following arguments are required: --cluster"),
         (["console", "--cluster", "h200x33"], "h200x32"),
         (["console", "--cluster", "h200x32"], "no address"),
-        (["demo", "--seconds", "-1"], "seconds must be above 0"),
+        (["demo", "--seconds", "-1"], "seconds must be between 0.001 and 86400"),
         (["demo", "--headless", "--cluster", "mi250x32"], "does not have"),
         (["demo", "--headless", "--plan", "nothing"], "nothing"),
         (["profiles", "cluster", "/nonexistent.yaml"], "/nonexistent.yaml"),
