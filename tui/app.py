@@ -16,25 +16,22 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from engine.act.action import Proposal, Stage
-from engine.act.audit import AuditError
-from engine.control.control import Control, Refused
+from engine.act.action import Stage
+from engine.control.control import Control
 from engine.control.hookless import trains
-from engine.job.status import JobStatus
 from engine.model.predict import Prediction
 from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
 from tui import alarm_keys, choices
 from tui.actions import actions
 from tui.bridge import carry
+from tui.intervening import Intervening
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
-from tui.screens.act import ActPanel, Choice, Confirmed
 from tui.screens.filter import FilterScreen
 from tui.screens.go_to import GoToScreen
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
-from tui.taping import Taping
 from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
@@ -56,7 +53,7 @@ WIDE, TALL = 150, 40
 """From this size on all panes stand on the screen together."""
 
 
-class RacksideApp(Taping):
+class RacksideApp(Intervening):
     """Holds one engine object, the control."""
 
     CSS_PATH = "console.tcss"
@@ -77,7 +74,6 @@ class RacksideApp(Taping):
         self._planned_for: tuple[tuple[str, int, bool] | None, Conditions] | None = None
         self._own: Prediction | None = None
         self._looked = -REPLAN_S
-        self._panel: ActPanel | None = None
         self._make_widgets()
         for action in actions(self.replay is not None):
             key = self.own_keys.get(action.id, action.keys)
@@ -192,10 +188,6 @@ class RacksideApp(Taping):
         self.plans.show(title, [(c.label, c.prediction) for c in found], now.told, job.step_s if job else None)
 
     # Drawing.
-
-    @property
-    def _job(self) -> JobStatus | None:
-        return self.control.jobs.current
 
     @property
     def _others(self) -> int:
@@ -361,88 +353,6 @@ class RacksideApp(Taping):
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(self.own_keys, self.plain, self.replay is not None))
-
-    # Keys that act: each opens a panel; nothing is sent before its proposal is confirmed there.
-
-    def action_arm(self) -> None:
-        if self.control.arming.left_s:
-            self.control.arming.disarm()
-        elif refused := self.control.arming.arm():
-            self.notify(refused, severity="warning", markup=False)
-        self.draw_lines()
-
-    def action_throttle(self) -> None:
-        cursor = self.racks.cursor
-        offered, scopes = choices.throttle(self.control, *cursor)
-        self._open("Throttle: change power limits, or lock clocks", offered, scopes, choices.THROTTLE_DEFAULT)
-
-    def action_microbatch(self) -> None:
-        job = self._acting_job()
-        if job is not None:
-            offered, chosen = choices.microbatch(self.control, job)
-            self._open("Microbatch: sequences in one forward pass", offered, (job.name,), chosen)
-
-    def action_rebalance(self) -> None:
-        job = self._acting_job()
-        if job is not None:
-            self._open("Rebalance: work from hot ranks to cold", choices.rebalance(self.control, job), (job.name,), 0)
-
-    def action_pause(self) -> None:
-        job = self._job
-        if job is not None and job.attached:
-            if job.paused_until is None:
-                self._open("Pause: the job waits at its next step", choices.pause(self.control, job), (job.name,), 1)
-            else:
-                self._open("Resume the job", choices.resume(self.control, job), (job.name,), 0)
-            return
-        node, slot = self.racks.cursor
-        found = choices.hookless_at(self.control, self.control.cluster.nodes[node].name, slot)
-        if found is None:
-            self.notify("No job is seen here: put the cursor on a GPU that runs one.", severity="warning")
-        elif choices.stands(self.control, found):
-            self._open("Let the job go on", choices.go_on(self.control, found), (found.name,), 0)
-        else:
-            self._open("Stop a job that has no hook", choices.standstill(self.control, found), (found.name,), 0)
-
-    def action_undo(self) -> None:
-        if self.control.propose_undo() is None:
-            self.notify("Nothing of this session is in force that could be undone.", severity="warning")
-            return
-        self._open("Undo the last action", choices.undo(self.control), ("",), 0)
-
-    def _acting_job(self) -> JobStatus | None:
-        job = self._job
-        if job is None or not job.attached:
-            self.notify(
-                "There is no job to act on: a trainer with rackside_hook on one of these nodes would be one.",
-                severity="warning",
-            )
-            return None
-        return job
-
-    def _open(self, title: str, offered: list[Choice], scopes: tuple[str, ...], chosen: int) -> None:
-        if self._panel is not None:
-            return
-        arming = self.control.arming
-
-        def reached(proposal: Proposal) -> int:
-            return self.control.nodes_reached(proposal.action)
-
-        def held(proposal: Proposal) -> str:
-            return self.control.holder_of(proposal.action)
-
-        armed = lambda: arming.left_s  # noqa: E731
-        self._panel = ActPanel(title, offered, scopes, chosen, armed, arming.arm, reached, held, self.plain)
-        self.push_screen(self._panel, self._confirmed)
-
-    def _confirmed(self, confirmed: Confirmed | None) -> None:
-        self._panel = None
-        if confirmed is None:
-            return
-        try:
-            self.control.confirm(confirmed.proposal, confirmed.steal)
-        except (Refused, AuditError) as error:
-            self.notify(f"Not done: {error}", severity="error", timeout=10, markup=False)
 
     async def action_leave(self) -> None:
         """Leave at once, or after a question when limits are held down."""
