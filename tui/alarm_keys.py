@@ -1,4 +1,4 @@
-"""What the keys of the alarms do: the first press of any of them shows the list."""
+"""What the keys of the alarms do: the first press of any of them shows the list. Enter is the log's, too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.act.alarm import Alarm, Shelved
 from tui.screens.shelve import ShelvePanel
+from tui.widgets.log import place_of
 
 if TYPE_CHECKING:
     from tui.app import RacksideApp
@@ -59,11 +60,18 @@ def shelve(app: RacksideApp) -> None:
 
 
 def go_to(app: RacksideApp) -> None:
-    """The racks' cursor to where it is."""
+    """The racks' cursor to where it is, or to the first GPU of what the log tells of."""
+    names = [n.name for n in app.control.cluster.nodes]
+    if app.log_list.has_focus:
+        if (place := place_of(app.log_list.chosen or {}, names)) is None:
+            app.notify("This entry names no node.", severity="warning")
+        else:
+            app.racks.cursor = place
+            app.show_pane("gpu")
+        return
     chosen = _chosen(app)
     if not isinstance(chosen, Alarm):
         return
-    names = [n.name for n in app.control.cluster.nodes]
     if chosen.node not in names:
         app.notify("This alarm is of no node.", severity="warning")
         return

@@ -39,11 +39,12 @@ from tui.widgets.elevation import Elevation
 from tui.widgets.jobs import Effect, Jobs
 from tui.widgets.layout import GAP, RACK_WIDTH
 from tui.widgets.links import Links
+from tui.widgets.log import Log
 from tui.widgets.pane import Pane
 from tui.widgets.plans import Plans
 
-PANES = ("gpu", "jobs", "links", "plans", "alarms")
-"""As they stand on a large screen, which shows the GPU or the jobs, and the three others."""
+PANES = ("gpu", "jobs", "links", "plans", "alarms", "log")
+"""A large screen shows the GPU or the jobs, links, plans, and alarms or the log."""
 Breakpoints = list[tuple[int, str]]
 REPLAN_S = 10.0
 """How often the state of the rack is looked at for plans that it would change."""
@@ -99,7 +100,7 @@ class RacksideApp(Intervening):
         )
         self.detail, self.plans = Detail("body-gpu", plain), Plans("body-plans", plain)
         self.links, self.alarm_list = Links("body-links", plain), Alarms("body-alarms", plain)
-        self.jobs = Jobs("body-jobs", plain)
+        self.jobs, self.log_list = Jobs("body-jobs", plain), Log("body-log", plain)
         self._effects: list[Effect] = []
         self.bodies: dict[str, Pane] = {
             "gpu": self.detail,
@@ -107,6 +108,7 @@ class RacksideApp(Intervening):
             "plans": self.plans,
             "links": self.links,
             "alarms": self.alarm_list,
+            "log": self.log_list,
         }
         self.panes = {
             name: VerticalScroll(body, id=f"pane-{name}", classes="pane", can_focus=False)
@@ -203,8 +205,8 @@ class RacksideApp(Intervening):
             max(1, min(room, max(LEAST_LEFT, racks * (RACK_WIDTH + GAP)))) if room < size.width else room
         )
         for name, pane in self.panes.items():
-            first = "jobs" if self.pane == "jobs" else "gpu"
-            pane.display = name == self.pane or (everything and name in (first, "links", "plans", "alarms"))
+            first, last = "jobs" if self.pane == "jobs" else "gpu", "log" if self.pane == "log" else "alarms"
+            pane.display = name == self.pane or (everything and name in (first, "links", "plans", last))
 
     def _draw(self) -> None:
         snapshot = self.control.snapshot
@@ -230,9 +232,14 @@ class RacksideApp(Intervening):
         self.legend.draw(lines.legend(metric))
         self._draw_job()
         self._draw_jobs()
+        self._draw_log()
         self.action_line.draw(lines.last_action(c.tickets))
         self.alarm_line.draw(lines.top_alarm(c.alarms, now))
         self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now, self.wanted)
+
+    def _draw_log(self) -> None:
+        if self.panes["log"].display:
+            self.log_list.show(self.control.logged(), self.wanted)
 
     def _draw_jobs(self) -> None:
         c, job = self.control, self._job
@@ -254,7 +261,8 @@ class RacksideApp(Intervening):
     def show_pane(self, name: str) -> None:
         self.pane = name
         self._arrange(self.size)
-        (self.alarm_list if name == "alarms" else self.racks).focus()
+        {"alarms": self.alarm_list, "log": self.log_list}.get(name, self.racks).focus()
+        self._draw_log()
         self.call_after_refresh(self._draw_cursor)
 
     def action_pane_gpu(self) -> None:
@@ -274,6 +282,9 @@ class RacksideApp(Intervening):
     def action_pane_alarms(self) -> None:
         self.show_pane("alarms")
 
+    def action_pane_log(self) -> None:
+        self.show_pane("log")
+
     def action_next_pane(self) -> None:
         self.show_pane(PANES[(PANES.index(self.pane) + 1) % len(PANES)])
 
@@ -288,7 +299,7 @@ class RacksideApp(Intervening):
         self.notify(f"{text.count(chr(10)) + 1} lines of this pane are in the clipboard, if the terminal lets them.")
 
     def action_filter(self) -> None:
-        """Ask for words, and limit links and alarms to what holds them."""
+        """Ask for words, and limit links, alarms and log to what holds them."""
 
         def limit(wanted: str | None) -> None:
             if wanted is not None:

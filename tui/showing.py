@@ -13,7 +13,7 @@ Size = tuple[int, int]
 def add(commands: Any, count: Callable[[str], int]) -> None:
     """Add them to the parser's commands; `count` reads a whole number above 0."""
     shot = commands.add_parser("screenshot", help="a pane of the console on a cluster, as an SVG picture")
-    shot.add_argument("screen", metavar="SCREEN", help="racks, gpu, jobs, links, plans, alarms")
+    shot.add_argument("screen", metavar="SCREEN", help="racks, gpu, jobs, links, plans, alarms, log")
     shot.add_argument("--cluster", required=True, metavar="F", help="an inventory file")
     shot.add_argument("-o", "--output", required=True, metavar="FILE", help="where the SVG goes")
     shot.add_argument("--size", type=size, default=(120, 36), metavar="WxH", help="characters; default: 120x36")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.act.action import Outlook, Ticket, kind_of
+
+LONG = 1 << 20
+"""Bytes of an old log's end that are read."""
 
 
 class AuditError(Exception):
@@ -61,6 +65,36 @@ class Audit:
                         yield entry
         except FileNotFoundError:
             return
+
+
+class Tail:
+    """The newest `most` entries of a log that others append to as well. Each line is read once; of a log that is long
+    already, only its end."""
+
+    def __init__(self, path: Path, most: int = 500) -> None:
+        self.path = path
+        self._entries: deque[dict[str, Any]] = deque(maxlen=most)
+        self._file, self._read = 0, 0
+
+    def look(self) -> tuple[dict[str, Any], ...]:
+        """What is known by now, oldest first; nothing where the log cannot be read."""
+        try:
+            with self.path.open("rb") as log:
+                of = os.fstat(log.fileno())
+                if of.st_ino != self._file or of.st_size < self._read:  # another file by this name
+                    self._entries.clear()
+                    self._file, self._read = of.st_ino, max(0, of.st_size - LONG)
+                log.seek(self._read)
+                whole, _, rest = log.read().rpartition(b"\n")
+                self._read = log.tell() - len(rest)
+        except OSError:
+            return tuple(self._entries)
+        for line in whole.splitlines():
+            with suppress(ValueError):  # cut short by a crash, or by where the reading began
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    self._entries.append(entry)
+        return tuple(self._entries)
 
 
 def _whole_lines_before(handle: int) -> bytes:

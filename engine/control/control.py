@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from engine.act.action import (
 )
 from engine.act.alarm import Alarm, Priority, Raised
 from engine.act.alarmlog import AlarmLog
-from engine.act.audit import Audit, AuditError
+from engine.act.audit import Audit, AuditError, Tail
 from engine.act.bands import Bands, learned
 from engine.act.detect import causes
 from engine.act.effect import Load, Rack
@@ -82,6 +83,7 @@ class Control:
         self.hookless = Hookless(cluster)
         self._dispatch = Dispatch(sources, self.jobs, self.hookless.run)
         self._audit, self._audit_trouble = audit, ""
+        self._log = Tail(audit.path)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self.taps: list[Tap] = []
         self._acting: set[asyncio.Task[None]] = set()
@@ -408,6 +410,11 @@ class Control:
     def audit_path(self) -> Path:
         """The log of actions, which this user's consoles share."""
         return self._audit.path
+
+    def logged(self) -> Sequence[Mapping[str, Any]]:
+        """What was done on this cluster by this user's consoles, commands and guards, oldest first, as the log has
+        it."""
+        return [entry for entry in self._log.look() if entry.get("cluster") == self.cluster.name]
 
     @property
     def leased_gpus(self) -> int:

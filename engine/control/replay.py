@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from engine.act.action import Action, Outlook, Proposal, Stage, Ticket
 from engine.act.alarm import Alarm, Event, Raised, What
 from engine.act.alarmlog import AlarmLog
 from engine.act.annunciator import Annunciator
-from engine.act.audit import Audit
+from engine.act.audit import Audit, record
 from engine.control.alarming import Alarming
 from engine.control.arming import Arming
 from engine.control.control import Control, Refused
@@ -212,6 +212,9 @@ class Replay(Control):
 
     def amiss(self) -> list[Raised]:
         return []
+
+    def logged(self) -> Sequence[Mapping[str, Any]]:
+        return [record(self.cluster.name, ticket) for ticket in self.tickets]
 
 
 class PastWatch(Watch):

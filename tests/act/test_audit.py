@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.act.action import Outlook, Proposal, Stage, Throttle, Ticket
-from engine.act.audit import Audit, AuditError, default_path
+from engine.act.audit import Audit, AuditError, Tail, default_path
 
 NOTHING = Outlook(None, None, None, None)
 TICKET = Ticket(
@@ -105,3 +105,19 @@ def test_the_log_follows_xdg_state_home(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/ops")
     assert default_path() == Path("/home/ops/.local/state/rackside/audit.jsonl")
+
+
+def test_a_tail_reads_each_line_once_and_of_a_long_log_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    tail = Tail(path, most=3)
+    assert tail.look() == ()
+    path.write_text('{"id": 1}\n{"id": 2}\n{"cut')
+    assert [e["id"] for e in tail.look()] == [1, 2]
+    with path.open("a") as log:
+        log.write('": 9, "id": 3}\nno JSON\n[4]\n{"id": 5}\n')
+    assert [e["id"] for e in tail.look()] == [2, 3, 5]
+    path.unlink()
+    assert [e["id"] for e in tail.look()] == [2, 3, 5], "what is known stays"
+    path.write_text("".join(f'{{"id": {n}, "pad": "{"x" * 100}"}}\n' for n in range(20_000)))
+    assert [e["id"] for e in tail.look()] == [19_997, 19_998, 19_999]
+    assert [e["id"] for e in Tail(path).look()][-1] == 19_999
