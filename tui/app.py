@@ -11,12 +11,13 @@ import numpy as np
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.events import Resize
+from textual.events import DescendantFocus, Resize
 from textual.geometry import Size
 from textual.screen import Screen
-from textual.widgets import Footer
+from textual.widgets import Footer, Input
 
 from engine.act.action import Stage
+from engine.control.ahead import Ahead, ahead
 from engine.control.control import Control
 from engine.control.hookless import trains
 from engine.model.predict import Prediction
@@ -26,6 +27,7 @@ from tui import alarm_keys, choices
 from tui.actions import actions
 from tui.bridge import carry
 from tui.intervening import Intervening
+from tui.looks import Look
 from tui.messages import JobArrived, SnapshotArrived, TicketArrived
 from tui.metrics import METRICS
 from tui.screens.filter import FilterScreen
@@ -37,7 +39,7 @@ from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
 from tui.widgets.elevation import Elevation
 from tui.widgets.jobs import Effect, Jobs
-from tui.widgets.layout import GAP, RACK_WIDTH
+from tui.widgets.layout import GAP, RACK_WIDTH, Zoom
 from tui.widgets.links import Links
 from tui.widgets.log import Log
 from tui.widgets.pane import Pane
@@ -63,19 +65,35 @@ class RacksideApp(Intervening):
     HORIZONTAL_BREAKPOINTS: ClassVar[Breakpoints] = [(0, "-narrow"), (60, "-usual"), (WIDE, "-wide")]  # type: ignore[misc]
     VERTICAL_BREAKPOINTS: ClassVar[Breakpoints] = [(0, "-short"), (12, "-usual"), (TALL, "-tall")]  # type: ignore[misc]
 
-    def __init__(self, control: Control, plain: bool = False, keys: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        control: Control,
+        plain: bool = False,
+        keys: Mapping[str, str] | None = None,
+        look: Look | None = None,
+        still: bool = False,
+    ) -> None:
+        """`plain` is without characters beyond ASCII, `still` without anything that moves and is no news."""
         super().__init__()
         self.control = control
         self.plain = plain or "UTF" not in locale.getpreferredencoding(False).upper()
         self.own_keys = dict(keys or {})
-        self.pane = "gpu"
-        self.links_of_all = False
+        look = look or Look()
+        self.pane = look.pane if look.pane in PANES else PANES[0]
+        self.links_of_all = look.links_of_all
+        self.theme = look.theme if look.theme in self.available_themes else Look().theme
+        self.still = still
+        if still:
+            self.animation_level = "none"
         self.wanted = ""
         """Words that links and alarms are limited to."""
         self._planned_for: tuple[tuple[str, int, bool] | None, Conditions] | None = None
         self._own: Prediction | None = None
+        self._ahead: Ahead | None = None
         self._looked = -REPLAN_S
         self._make_widgets()
+        self.racks.metric = next((m for m in METRICS if m.key == look.metric), METRICS[0])
+        self.racks.zoom = Zoom(look.zoom) if look.zoom in tuple(Zoom) else None
         for action in actions(self.replay is not None):
             key = self.own_keys.get(action.id, action.keys)
             shown = bool(action.footer)
@@ -87,6 +105,12 @@ class RacksideApp(Intervening):
         Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
     ]
+
+    @property
+    def look(self) -> Look:
+        """What is worth keeping until the next session."""
+        zoom = None if self.racks.zoom is None else int(self.racks.zoom)
+        return Look(self.theme, self.pane, self.racks.metric.key, zoom, self.links_of_all)
 
     def _make_widgets(self) -> None:
         """All of them from the start: steps, snapshots and sizes also arrive while the screen comes or goes."""
@@ -129,11 +153,15 @@ class RacksideApp(Intervening):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.racks.focus()
+        {"alarms": self.alarm_list, "log": self.log_list}.get(self.pane, self.racks).focus()
         self._arrange(self.size)
         self._draw()
         self._replan()
         self.run_worker(carry(self.control, self), name="engine", exit_on_error=True)
+
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
+        if self.still and isinstance(event.widget, Input):
+            event.widget.cursor_blink = False
 
     def on_resize(self, event: Resize) -> None:
         self._arrange(event.size)  # the app's own size is still the one before
@@ -210,7 +238,9 @@ class RacksideApp(Intervening):
 
     def _draw(self) -> None:
         snapshot = self.control.snapshot
-        self.racks.show(snapshot, frozenset(a.row for a in self.control.alarms if a.row >= 0 and a.stands))
+        self._ahead = ahead(self.control.watch, snapshot)
+        alarmed = frozenset(a.row for a in self.control.alarms if a.row >= 0 and a.stands)
+        self.racks.show(snapshot, alarmed, self._ahead)
         self._draw_cursor()
         self.draw_lines()
 
@@ -221,7 +251,9 @@ class RacksideApp(Intervening):
         history = {m: self.control.store.history(m, row) for m in HISTORY_METRICS} if row is not None else {}
         name = self.control.cluster.nodes[node].name
         role = self.control.roles().get((name, slot))
-        self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, role.text() if role else "")
+        course = self._ahead.of(row) if self._ahead is not None and row is not None else None
+        told = role.text() if role else ""
+        self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, told, course)
         self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried(), self.wanted)
 
     def draw_lines(self) -> None:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine.control.ahead import Ahead
+from engine.model.forecast import HORIZON_S
 from engine.telemetry.snapshot import GpuTable
 
 Floats = npt.NDArray[np.float64]
+FORESEEN_MIN = HORIZON_S / 60
 
 # Bits that mean the GPU is held back: power cap, hardware slowdown, software and hardware thermal, power brake.
 HELD_BACK = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
@@ -18,34 +21,51 @@ HELD_BACK = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
 @dataclass(frozen=True)
 class Metric:
-    """`values` of every GPU row; colours run from `low` to `high`; `cell` writes one value in three columns."""
+    """`values` of every GPU row, some of them from the forecast; colours run from `low` to `high`; `cell` writes one
+    value in three columns."""
 
     key: str
     title: str
     unit: str
     low: float
     high: float
-    values: Callable[[GpuTable], Floats]
+    values: Callable[[GpuTable, Ahead | None], Floats]
     cell: Callable[[float], str]
 
     def digit(self, value: float) -> str:
         """One character for a value: the tens of a temperature, else its share of the span in tenths."""
         if self.key == "throttle":
             return "-cH"[int(value)]
-        share = value / 10 if self.key == "temperature" else 10 * (value - self.low) / (self.high - self.low)
+        if self.key == "limit":
+            return self.cell(value)[-1]
+        share = value / 10 if self.unit == "C" else 10 * (value - self.low) / (self.high - self.low)
         return str(max(0, min(9, int(share))))
 
 
-def _column(name: str) -> Callable[[GpuTable], Floats]:
-    return lambda table: table[name]
+def _column(name: str) -> Callable[[GpuTable, Ahead | None], Floats]:
+    return lambda table, _: table[name]
 
 
-def _memory_share(table: GpuTable) -> Floats:
+def _settled(table: GpuTable, ahead: Ahead | None) -> Floats:
+    return np.full(len(table), np.nan) if ahead is None else ahead.settled_c
+
+
+def _nearness(table: GpuTable, ahead: Ahead | None) -> Floats:
+    """Minutes by which a GPU reaches its limit before the forecast's end: 10 is now, 0 not within it."""
+    reaches = np.full(len(table), np.nan) if ahead is None else ahead.reaches_s
+    return np.maximum(0.0, FORESEEN_MIN - reaches / 60)
+
+
+def _minutes(nearness: float) -> str:
+    return f"{FORESEEN_MIN - nearness:3.0f}" if nearness > 0 else " - "
+
+
+def _memory_share(table: GpuTable, _: Ahead | None) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(100 * table["memory_used_mib"] / table["memory_total_mib"])
 
 
-def _throttle(table: GpuTable) -> Floats:
+def _throttle(table: GpuTable, _: Ahead | None) -> Floats:
     """0 free, 1 held back by the power limit, 2 by heat or the board."""
     bits = table["throttle"]
     known = np.nan_to_num(bits).astype(np.int64)
@@ -68,6 +88,8 @@ METRICS = (
     Metric("clock", "SM clock", "x10 MHz", 300, 2000, _column("sm_clock_mhz"), _tens),
     Metric("utilization", "Utilisation", "%", 0, 100, _column("utilization_pct"), _whole),
     Metric("memory", "Memory", "%", 0, 100, _memory_share, _whole),
+    Metric("settled", "Settles at", "C", 30, 90, _settled, _whole),
+    Metric("limit", "Limit in", "min", 0, FORESEEN_MIN, _nearness, _minutes),
     Metric("throttle", "Throttle", "-/cap/HOT", 0, 2, _throttle, lambda v: (" - ", "cap", "HOT")[int(v)]),
 )
 

@@ -9,6 +9,7 @@ from tui import showing
 
 VERSION = "0.1.0"
 FORMS = ["yaml", "megatron", "nemo", "torchtitan", "deepspeed"]
+THEMES = ["dark", "light", "terminal", "terminal-light"]
 DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN = "h200x32-400g", "llama3-8b", "data-parallel"
 
 
@@ -238,6 +239,8 @@ def _console_options(command: argparse.ArgumentParser) -> None:
 def _look_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ascii", action="store_true", help="no characters beyond ASCII in plots and bars")
     command.add_argument("--keys", metavar="FILE", help="a YAML file of action: key, to change keys")
+    command.add_argument("--theme", choices=THEMES, help="default: as it was last; ctrl+p has more of them")
+    command.add_argument("--reduced-motion", action="store_true", help="no animation, no blinking cursor")
 
 
 def _number(text: str, unit: str, least: float, most: float) -> float:

@@ -9,6 +9,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.act.audit import Audit, default_path
 from engine.control.connect import sources
 from engine.control.control import Control
@@ -55,6 +57,7 @@ def begin_recording(control: Control, path: Path) -> Recording:
 
 def show(control: Control, given: Any) -> int:
     """Open the screen on a control and stay until it is closed."""
+    from tui import looks
     from tui.app import RacksideApp
     from tui.keymap import load_keys
 
@@ -63,8 +66,12 @@ def show(control: Control, given: Any) -> int:
         os.environ.pop(fixed, None)
     if getattr(given, "record", None):
         begin_recording(control, Path(given.record).expanduser())
-    app = RacksideApp(control, plain=given.ascii, keys=load_keys(given.keys))
+    look = looks.load(looks.default_path())
+    if given.theme:
+        look = msgspec.structs.replace(look, theme=looks.THEMES[given.theme])
+    app = RacksideApp(control, given.ascii, load_keys(given.keys), look, given.reduced_motion)
     app.run()
+    looks.keep(looks.default_path(), app.look)
     return app.return_code or 0
 
 

@@ -118,7 +118,8 @@ def child(gpus: int, screen: bool) -> None:
         if screen:
             from tui.start import show
 
-            show(control, Namespace(ascii=False, keys=None))
+            os.environ["XDG_STATE_HOME"] = folder  # the look of a first start, and no trace of this one
+            show(control, Namespace(ascii=False, keys=None, theme=None, reduced_motion=False))
         else:
             from tui.start import spare_the_collector
 

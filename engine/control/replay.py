@@ -225,6 +225,7 @@ class PastWatch(Watch):
             self.twin = observer.advance(self.twin, celsius, watts, seconds)
             self.watched_s += seconds
             self._limit_w = np.where(np.isnan(limit_w), np.inf, limit_w)
+            self._forecast = None  # made when it is asked for
 
 
 class PastAlarms(Alarming):

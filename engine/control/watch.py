@@ -119,6 +119,12 @@ class Watch:
             out[rows] = device.power.leakage_per_k * power.leakage_w(device, celsius[rows])
         return np.where(watts > CAPPED * self._limit_w, 0.0, out)
 
+    def ahead(self) -> Forecast | None:
+        """The forecast for the present load, made once for each reading; None before the first."""
+        if self._forecast is None and self.watched_s > 0:
+            self._forecast = self.forecast()
+        return self._forecast
+
     def throttling(self, found: Forecast, rack: Rack, load: Load | None) -> Throttling | None:
         """Which GPUs will slow themselves, and the job's step once their own protection holds them at their limit."""
         rows = np.flatnonzero(np.isfinite(found.reaches_s))

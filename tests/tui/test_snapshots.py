@@ -10,9 +10,14 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.act.action import Stage
+from engine.act.audit import Audit
 from tests.parts.still import still, ticket
+from tui.app import RacksideApp
+from tui.looks import THEMES, Look
+from tui.metrics import METRICS
 
 Compare = Callable[..., bool]
+SCREENS = {"racks": "1", "links": "2", "plans": "3", "alarms": "4", "jobs": "5", "log": "6"}
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +30,12 @@ def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
 
 
+def logged(app: RacksideApp) -> None:
+    """An action that is done, in this session and in the log."""
+    made = ticket(app, Stage.DONE)
+    Audit(app.control.audit_path).write(app.control.cluster.name, made)
+
+
 def pressing(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
     async def press(pilot: Pilot[None]) -> None:
         for worker in [w for w in pilot.app.workers if w.name == "plans"]:
@@ -35,21 +46,22 @@ def pressing(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
     return press
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (160, 48), (20, 5)], ids=lambda s: f"{s[0]}x{s[1]}")
-def test_console(snap_compare: Compare, tmp_path: Path, size: tuple[int, int]) -> None:
-    assert snap_compare(still(tmp_path), terminal_size=size, run_before=pressing("x"))
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("screen", SCREENS)
+def test_screens(snap_compare: Compare, tmp_path: Path, screen: str, size: tuple[int, int], theme: str) -> None:
+    app = still(tmp_path, look=Look(theme=THEMES[theme]))
+    logged(app)
+    assert snap_compare(app, terminal_size=size, run_before=pressing("x", SCREENS[screen]))
+
+
+def test_the_smallest_terminal(snap_compare: Compare, tmp_path: Path) -> None:
+    assert snap_compare(still(tmp_path), terminal_size=(20, 5), run_before=pressing("x"))
 
 
 def test_a_node_that_is_down(snap_compare: Compare, tmp_path: Path) -> None:
     app = still(tmp_path, down=[1], job=False)
     assert snap_compare(app, terminal_size=(100, 30), run_before=pressing(*["down"] * 4))
-
-
-@pytest.mark.parametrize("pane", ["2", "3", "4", "5"], ids=["links", "plans", "alarms", "jobs"])
-def test_panes(snap_compare: Compare, tmp_path: Path, pane: str) -> None:
-    app = still(tmp_path)
-    ticket(app, Stage.DONE)
-    assert snap_compare(app, terminal_size=(100, 30), run_before=pressing(pane))
 
 
 @pytest.mark.parametrize("key", ["t", "m", "r", "question_mark"], ids=["throttle", "microbatch", "rebalance", "help"])
@@ -61,7 +73,7 @@ def test_an_alarm_is_shelved(snap_compare: Compare, tmp_path: Path) -> None:
     assert snap_compare(still(tmp_path), terminal_size=(100, 30), run_before=pressing("4", "j", "z"))
 
 
-@pytest.mark.parametrize("times", range(1, 6), ids=["power", "clock", "utilisation", "memory", "throttle"])
+@pytest.mark.parametrize("times", range(1, len(METRICS)), ids=[m.key for m in METRICS[1:]])
 def test_metrics(snap_compare: Compare, tmp_path: Path, times: int) -> None:
     assert snap_compare(still(tmp_path), terminal_size=(80, 24), run_before=pressing(*["c"] * times))
 

@@ -32,6 +32,7 @@ SIGNS = (
     ("*", "node is live"),
     ("~ ? x !", "connecting, stale, down, in error"),
     ("!74!", "this GPU has an alarm, or its board holds it back"),
+    ("^74^", "this GPU will reach its limit within ten minutes"),
     ("[74]", "the cursor"),
     ("—", "not available: never drawn as a number"),
 )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 from rich.text import Text
 
+from engine.control.ahead import Course
 from engine.profile import Cluster
 from engine.telemetry.reading import ReadingState
 from engine.telemetry.snapshot import NodeState, Snapshot
 from tui.metrics import reasons
 from tui.widgets.figures import DASH, age, number
 from tui.widgets.pane import Pane
-from tui.widgets.plot import Floats, sparkline
+from tui.widgets.plot import Floats, binned, columns, sparkline
 
+ROWS = 3
+"""Lines of the plot of what was and what comes."""
 History = dict[str, tuple[Floats, Floats]]
 
 
@@ -28,11 +31,14 @@ class Detail(Pane):
         history: History,
         plain: bool,
         role: str = "",
+        course: Course | None = None,
     ) -> None:
         """`history` maps temperature_c, power_w and sm_clock_mhz to (times, values), oldest first; `role` is what the
-        running job has there."""
+        running job has there, `course` where its temperature goes."""
         self.wraps = snapshot.nodes[node].state is not NodeState.LIVE  # why it is not may take several lines
-        self.fill(lambda w, _: detail(cluster, snapshot, node, slot, history, max(20, (w or 40) - 2), plain, role))
+        self.fill(
+            lambda w, _: detail(cluster, snapshot, node, slot, history, max(20, (w or 40) - 2), plain, role, course)
+        )
 
 
 def detail(
@@ -44,6 +50,7 @@ def detail(
     width: int,
     plain: bool,
     role: str = "",
+    course: Course | None = None,
 ) -> Text:
     """The text of the pane."""
     profile, status = cluster.nodes[node], snapshot.nodes[node]
@@ -103,9 +110,36 @@ def detail(
         known = values[~np.isnan(values)]
         if len(known):
             span = f"{known.min():.0f}-{known.max():.0f} {unit}, {age(float(times[-1] - times[0]))}"
+            if metric == "temperature_c" and course is not None:
+                text.append(f"{span}; ", "dim")
+                text.append_text(foreseen(values, course, width, plain))
+                continue
             text.append(f"{span}\n", "dim")
             text.append(sparkline(values, width, plain=plain) + "\n")
     for process in table.processes[row][:4]:
         text.append(f"pid {process.pid} {process.name}", "dim")
         text.append(f" {number(process.memory_mib, 0, 'MiB')}\n", "dim")
+    return text
+
+
+def foreseen(values: Floats, course: Course, width: int, plain: bool) -> Text:
+    """What was measured and, right of a line, the next ten minutes: filled to the band's lower edge, hatched to the
+    upper one. In words, where it settles or when it reaches its limit."""
+    text = Text()
+    if np.isfinite(course.reaches_s):
+        when = "now" if course.reaches_s < 1 else f"in {age(course.reaches_s)}"
+        text.append(f"at its limit, {course.limit_c:.0f} C, {when}\n", "bold yellow")
+    else:
+        text.append(f"in 10 min {course.low[-1]:.0f}-{course.high[-1]:.0f} C, limit {course.limit_c:.0f} C\n", "dim")
+    past = binned(values, width // 2)
+    ahead_s = np.linspace(0.0, float(course.times_s[-1]), width - width // 2 - 1)
+    low, high = (np.interp(ahead_s, course.times_s, edge) for edge in (course.low, course.high))
+    bottom = min(np.nanmin(past), low.min()) - 1.0
+    top = max(np.nanmax(past), high.max())
+    before = columns(past, past, ROWS, bottom, top, plain)
+    after = columns(low, high, ROWS, bottom, top, plain)
+    for was, will in zip(before, after, strict=True):
+        text.append(f"{was:>{width // 2}}")
+        text.append("|", "dim")
+        text.append(f"{will}\n", "cyan")
     return text

@@ -17,6 +17,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from engine.control.ahead import Ahead
 from engine.profile import Cluster
 from engine.telemetry.snapshot import NodeState, NodeStatus, Snapshot
 from tui.metrics import HELD_BACK, METRICS, Metric
@@ -35,18 +36,20 @@ STATE_MARK = {
     NodeState.DOWN: ("x", Style(color="red", bold=True)),
     NodeState.ERROR: ("!", Style(color="red", bold=True)),
 }
+NONE, COMING, WRONG = " ", "^", "!"
+"""Marks of a GPU: will reach its limit, has an alarm or is held back by its board."""
 READ = (NodeState.LIVE, NodeState.STALE)
 
 
 @lru_cache(maxsize=4096)
-def _cell(text: str, level: int, chosen: bool, held: bool) -> Segment:
-    left, right = ("[", "]") if chosen else (("!", "!") if held else (" ", " "))
-    return Segment(f"{left}{text[:3]:>3}{right}", style_of(level, chosen, held))
+def _cell(text: str, level: int, chosen: bool, mark: str) -> Segment:
+    left, right = ("[", "]") if chosen else (mark, mark)
+    return Segment(f"{left}{text[:3]:>3}{right}", style_of(level, chosen, mark != NONE))
 
 
 @lru_cache(maxsize=1024)
-def _dot(text: str, level: int, chosen: bool, held: bool) -> Segment:
-    return Segment(text, style_of(level, chosen, held))
+def _dot(text: str, level: int, chosen: bool, marked: bool) -> Segment:
+    return Segment(text, style_of(level, chosen, marked))
 
 
 def _by_node(snapshot: Snapshot, levels: Ints, held: Bools) -> tuple[list[int], list[bool]]:
@@ -97,11 +100,12 @@ class Elevation(ScrollView, can_focus=True):
         self._snapshot: Snapshot | None = None
         self._values: list[float] = []
         self._levels: list[int] = []
-        self._held: list[bool] = []
+        self._marks: list[str] = []
         self._worst: list[int] = []
         self._node_held: list[bool] = []
         """Each node's worst row (-1: none is read), and whether any of its rows is marked."""
         self._alarmed: frozenset[int] = frozenset()
+        self._ahead: Ahead | None = None
         self._drawn: dict[int, Strip] = {}
         self._view = (0, 0, 0)
         """The lines that were drawn, and for which scroll offset and width."""
@@ -132,9 +136,9 @@ class Elevation(ScrollView, can_focus=True):
         self.zoom = Zoom(max(Zoom.NODES, min(Zoom.FULL, self._drawing.zoom + by)))
         self.fit(self.size)
 
-    def show(self, snapshot: Snapshot, alarmed: frozenset[int]) -> None:
-        """Draw another snapshot; `alarmed` are rows that carry a mark."""
-        self._snapshot, self._alarmed = snapshot, alarmed
+    def show(self, snapshot: Snapshot, alarmed: frozenset[int], ahead: Ahead | None = None) -> None:
+        """Draw another snapshot; `alarmed` are rows that carry a mark, and so do those that will reach their limit."""
+        self._snapshot, self._alarmed, self._ahead = snapshot, alarmed, ahead
         self._recolour()
 
     def watch_metric(self) -> None:
@@ -154,15 +158,18 @@ class Elevation(ScrollView, can_focus=True):
     def _recolour(self) -> None:
         if self._snapshot is not None:
             table = self._snapshot.gpus
-            values = self.metric.values(table)
+            values = self.metric.values(table, self._ahead)
             bits = np.nan_to_num(table["throttle"]).astype(np.int64)
             held = (bits & (HELD_BACK & ~0x4)) != 0
-            held[[row for row in self._alarmed if row < len(held)]] = True
-            self._values, self._held = values.tolist(), held.tolist()
+            marked = held.copy()
+            marked[[row for row in self._alarmed if row < len(held)]] = True
+            coming = np.zeros(len(held), bool) if self._ahead is None else np.isfinite(self._ahead.reaches_s) & ~held
+            marks = np.where(coming, COMING, np.where(marked, WRONG, NONE))
+            self._values, self._marks = values.tolist(), marks.tolist()
             levels = levels_of(values, self.metric.low, self.metric.high)
             self._levels = levels.tolist()
             if self._drawing.zoom is Zoom.NODES:
-                self._worst, self._node_held = _by_node(self._snapshot, levels, held)
+                self._worst, self._node_held = _by_node(self._snapshot, levels, marked | coming)
         self._changed()
 
     # Drawing.
@@ -209,7 +216,8 @@ class Elevation(ScrollView, can_focus=True):
             segments.insert(0, Segment(" " * (begins - first), PLAIN))
             begins = first
         strip = Strip(segments or [Segment(" ", PLAIN)])
-        return strip.crop(first - begins, first - begins + width).extend_cell_length(width, PLAIN)
+        whole = strip.crop(first - begins, first - begins + width).extend_cell_length(width, PLAIN)
+        return whole.apply_style(self.rich_style)  # the theme's ground and letters
 
     def _block(self, block: Block) -> list[Segment]:
         if block.kind is Kind.RACK:
@@ -245,9 +253,9 @@ class Elevation(ScrollView, can_focus=True):
         segments = [Segment(" ", PLAIN)]
         for slot in range(block.first, block.first + block.count):
             row = self._row(node, slot)
-            level, held = (self._levels[row], self._held[row]) if row >= 0 else (-1, False)
+            level, mark = (self._levels[row], self._marks[row]) if row >= 0 else (-1, NONE)
             text = self.metric.cell(self._values[row]) if level >= 0 else (" - " if self.plain else " — ")
-            segments.append(_cell(text, level, self.cursor == (node, slot), held))
+            segments.append(_cell(text, level, self.cursor == (node, slot), mark))
         if block.count < PER_ROW:
             segments.append(Segment(" " * CELL * (PER_ROW - block.count), PLAIN))
         return segments
@@ -260,24 +268,25 @@ class Elevation(ScrollView, can_focus=True):
 
     def _gpu_dot(self, node: int, slot: int) -> Segment:
         row, chosen = self._row(node, slot), self.cursor == (node, slot)
-        return self._dot(node, row, chosen, row >= 0 and self._held[row])
+        return self._dot(node, row, chosen, self._marks[row] if row >= 0 else NONE)
 
     def _node_dot(self, node: int) -> Segment:
         """A node by its worst GPU; marked when any of its GPUs is."""
         if node >= len(self._worst):
-            return self._dot(node, -1, self.cursor[0] == node, False)
-        return self._dot(node, self._worst[node], self.cursor[0] == node, self._node_held[node])
+            return self._dot(node, -1, self.cursor[0] == node, NONE)
+        mark = WRONG if self._node_held[node] else NONE
+        return self._dot(node, self._worst[node], self.cursor[0] == node, mark)
 
-    def _dot(self, node: int, row: int, chosen: bool, held: bool) -> Segment:
-        """One character: the tens of a temperature, of others their share in tenths; ! is marked, by shape, too."""
+    def _dot(self, node: int, row: int, chosen: bool, mark: str) -> Segment:
+        """One character: the tens of a temperature, of others their share in tenths, or a mark instead."""
         status = self._status(node)
         state = status.state if status else NodeState.CONNECTING
         if row < 0 or state is not NodeState.LIVE:
             mark, style = STATE_MARK[state]
             return Segment("." if state is NodeState.LIVE else mark, Style(reverse=True) if chosen else style)
         level = self._levels[row]
-        text = "!" if held else "." if level < 0 else self.metric.digit(self._values[row])
-        return _dot(text, level, chosen, held)
+        text = mark if mark != NONE else "." if level < 0 else self.metric.digit(self._values[row])
+        return _dot(text, level, chosen, mark != NONE)
 
     # Moving.
 

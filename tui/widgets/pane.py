@@ -8,7 +8,9 @@ from rich.text import Text
 from textual.events import Resize
 from textual.widgets import Static
 
-PLAIN = str.maketrans({"—": "-", "…": ".", "█": "#", "░": ".", "▁": "_", "▂": ".", "▃": "-", "▄": "=", "▅": "+"})
+PLAIN = str.maketrans(
+    {"—": "-", "…": ".", "█": "#", "░": ".", "▒": ":", "▁": "_", "▂": ".", "▃": "-", "▄": "=", "▅": "+"}
+)
 
 
 class Pane(Static):

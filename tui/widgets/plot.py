@@ -37,6 +37,35 @@ def sparkline(
     return text.rjust(width)
 
 
+def columns(low: Floats, high: Floats, rows: int, bottom: float, top: float, plain: bool = False) -> list[str]:
+    """`rows` lines, the highest first, a character for each value: filled up to `low`, hatched from there to `high`, in
+    steps of an eighth of a line; where both end in one character, it shows what takes more of it. A gap where either is
+    not known."""
+    solid, hatched, steps = ("#", ":", ASCII) if plain else ("█", "▒", BLOCKS)
+    known = ~(np.isnan(low) | np.isnan(high))
+    scale = rows * len(steps) / max(top - bottom, 1e-9)
+    lines = []
+    for row in reversed(range(rows)):
+        under, over = (
+            np.clip(np.nan_to_num(edge - bottom) * scale - row * len(steps), 0, len(steps)).round().astype(int)
+            for edge in (low, high)
+        )
+        glyphs = np.array([" ", *steps])
+        inside = np.where(over == len(steps), hatched, glyphs[over])
+        below = np.where(under == len(steps), solid, glyphs[under])
+        line = np.where((under == len(steps)) | (under >= over - under), below, inside)
+        lines.append("".join(np.where(known, line, " ").tolist()))
+    return lines
+
+
+def binned(values: Floats, width: int) -> Floats:
+    """At most `width` means of neighbours, NaN where none is known."""
+    if len(values) <= width:
+        return values
+    parts = np.array_split(values, width)
+    return np.array([np.nan if np.all(np.isnan(p)) else float(np.nanmean(p)) for p in parts])
+
+
 def bar(share: float, width: int, plain: bool = False) -> str:
     """A horizontal bar of `width` characters filled to `share` (0..1); empty where it is not known."""
     if np.isnan(share):
