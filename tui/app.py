@@ -228,7 +228,11 @@ class RacksideApp(Taping):
         name = self.control.cluster.nodes[node].name
         role = self.control.roles().get((name, slot))
         self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, role.text() if role else "")
-        self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried(), self.wanted)
+        if self.panes["links"].display:
+            expected = self.control.expected(self._own) if self._own and self._job and self._job.attached else {}
+            self.links.show(
+                snapshot, None if self.links_of_all else name, self.control.carried(), expected, self.wanted
+            )
 
     def draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time
@@ -287,6 +291,10 @@ class RacksideApp(Taping):
 
     def action_links_scope(self) -> None:
         self.links_of_all = not self.links_of_all
+        self.show_pane("links")
+
+    def action_links_view(self) -> None:
+        self.links.as_matrix = not self.links.as_matrix
         self.show_pane("links")
 
     def action_copy(self) -> None:
