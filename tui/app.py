@@ -267,6 +267,7 @@ class RacksideApp(Taping):
         self.pane = name
         self._arrange(self.size)
         (self.alarm_list if name == "alarms" else self.racks).focus()
+        self._draw_cursor()  # what was hidden is of an earlier moment
         self.call_after_refresh(self._draw_cursor)
 
     def action_pane_gpu(self) -> None:

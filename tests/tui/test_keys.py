@@ -171,6 +171,7 @@ async def test_panes_by_number_and_tab(inventory: Path) -> None:
 async def test_v_shows_links_as_a_matrix_and_back(inventory: Path) -> None:
     async with opened(inventory) as c:
         await c.live()
+        assert c.app.links.text == "", "what nobody sees is not drawn"
         await c.press("v")
         assert c.app.pane == "links"
         await c.shows("GPU 0", "#body-links")

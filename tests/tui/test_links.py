@@ -106,6 +106,19 @@ def test_the_models_rate_stands_beside_the_measured_where_it_is_known() -> None:
     assert "~" not in "".join(drawn(seen(), expected=expected, size=(40, 40))[1:]), "no room"
 
 
+def test_groups_that_idle_beside_contended_ones_of_their_kind_are_named() -> None:
+    carried: dict[Key, str] = {("n0", f"mlx5_{k}"): f"DP group {k}" for k in range(4)} | {("n0", 0): "TP group 0"}
+
+    def rate(node: int, link: dict[str, Any]) -> float | None:
+        return {"mlx5_3": 45.0, "mlx5_2": 20.0}.get(link["name"], 1.0)
+
+    said = "DP group 0 and 1 more idle beside DP group 3"
+    for as_matrix in (False, True):
+        assert drawn(seen(rate=rate), carried=carried, as_matrix=as_matrix)[2] == said
+    assert said not in drawn(seen(), carried=carried), "none of them is idle"
+    assert said not in drawn(seen(rate=rate), carried={("n0", "mlx5_3"): "DP group 3", ("n0", 0): "TP group 0"})
+
+
 def test_groups_are_named_where_there_is_room() -> None:
     carried: dict[Key, str] = {("n0", "mlx5_3"): "DP group 3", ("n0", 0): "TP group 0"}
     rows = drawn(seen(), carried=carried)
@@ -118,16 +131,16 @@ def test_groups_are_named_where_there_is_room() -> None:
 def test_links_that_are_down_are_said_in_the_list_and_marked_in_the_matrix() -> None:
     snapshot = seen(down=[(0, 1), (0, 3)])
     assert any(row.endswith("1 inactive") and row.startswith("GPU 0 nvlink") for row in drawn(snapshot))
-    assert sum("x" in row for row in drawn(snapshot, as_matrix=True)[4:]) == 2
+    assert sum("x" in row for row in drawn(snapshot, as_matrix=True)[5:]) == 2
 
 
 def test_the_matrix_of_a_node_has_a_row_a_gpu_and_a_column_a_link() -> None:
     rows = drawn(seen(down=[(0, 0)]), as_matrix=True)
     assert rows[0] == "Links of n0, share of peak"
-    assert rows[2].split() == ["NVLink", "PCIe", "NIC"]
-    assert rows[4].split() == ["ports", "20", "20", "20", "80!"]
-    assert rows[5].split() == ["GPU", "0", "40x", "40", "5."]
-    assert [row.split()[:2] for row in rows[6:]] == [["GPU", "1"], ["GPU", "2"], ["GPU", "3"]]
+    assert rows[3].split() == ["NVLink", "PCIe", "NIC"]
+    assert rows[5].split() == ["ports", "20", "20", "20", "80!"]
+    assert rows[6].split() == ["GPU", "0", "40x", "40", "5."]
+    assert [row.split()[:2] for row in rows[7:]] == [["GPU", "1"], ["GPU", "2"], ["GPU", "3"]]
 
 
 def test_the_matrix_of_all_nodes_has_a_row_a_node_the_most_loaded_first() -> None:
@@ -141,16 +154,16 @@ def test_the_matrix_of_all_nodes_has_a_row_a_node_the_most_loaded_first() -> Non
 
 def test_a_narrow_matrix_says_tenths() -> None:
     rows = drawn(seen(down=[(2, 0)]), None, size=(30, 40), as_matrix=True)
-    assert rows[1].startswith("tenths;")
-    assert rows[4].split()[1:] == ["4444", "....", "222!"]
+    assert rows[2].startswith("tenths;")
+    assert rows[5].split()[1:] == ["4444", "....", "222!"]
     assert [row for row in rows if "x" in row.split()[1]] == ["n2    x444   .... 222!"]
-    assert all(len(row) <= 30 for row in rows[2:])
+    assert all(len(row) <= 30 for row in rows[3:])
 
 
 def test_only_the_rows_that_fit_are_drawn_and_the_others_counted() -> None:
     rows = drawn(seen(nodes=50), None, size=(80, 12), as_matrix=True)
     assert len(rows) == 12
-    assert rows[-1] == "... and 43 more, less loaded"
+    assert rows[-1] == "... and 44 more, less loaded"
     rows = drawn(seen(nodes=50), None, size=(80, 12))
     assert len(rows) == 12
     assert rows[-1] == "... and 591 more, less loaded"
@@ -159,7 +172,7 @@ def test_only_the_rows_that_fit_are_drawn_and_the_others_counted() -> None:
 def test_the_matrix_says_what_the_model_expects_of_its_columns() -> None:
     expected: dict[Key, float] = {("n0", 0): 5.0, ("n1", 0): 10.0, ("n0", "mlx5_0"): 40.0}
     rows = drawn(seen(), None, expected=expected, as_matrix=True)
-    assert rows[4].split() == ["model", "15", "80!"]
+    assert rows[5].split() == ["model", "15", "80!"]
     assert not [row for row in drawn(seen(), None, as_matrix=True) if row.startswith("model")]
 
 

@@ -74,6 +74,29 @@ def measured(bundles: Bundles, table: LinkTable) -> Load:
     return Load(rx, tx, peak, np.fmax(rx, tx) / peak, np.bincount(bundles.of[bad], minlength=len(bundles)), first)
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The parallel groups whose traffic bundles carry: `of` is each bundle's group, or -1."""
+
+    name: tuple[str, ...]
+    of: Ints
+
+    def busiest(self, share: Floats) -> Floats:
+        """The share of each group's most loaded bundle, NaN where none is known: its collectives wait for that one."""
+        known = (self.of >= 0) & ~np.isnan(share)
+        out = np.full(len(self.name), np.nan)
+        np.fmax.at(out, self.of[known], share[known])
+        return out
+
+
+def grouped(bundles: Bundles, carried: Mapping[Key, str]) -> Groups:
+    """Whose traffic each bundle carries, as `carried` tells."""
+    found: dict[str, int] = {}
+    names = (carried.get(key) if key is not None else None for key in bundles.key)
+    of = [-1 if name is None else found.setdefault(name, len(found)) for name in names]
+    return Groups(tuple(found), np.array(of, np.int64))
+
+
 def expected_rates(bundles: Bundles, expected: Mapping[Key, float]) -> Floats:
     """What each bundle should carry by the model, GB/s in one direction; NaN where nothing is said."""
     nothing = float("nan")
@@ -90,13 +113,14 @@ def _sums(bundles: Bundles, values: Floats) -> Floats:
 @dataclass(frozen=True)
 class Seen:
     """The links of a node or of all at one moment. What only changes with them or with the job is kept from moment to
-    moment: their bundles, and what the model expects of each, GB/s in each direction."""
+    moment: their bundles, whose traffic they carry, and what the model expects of each, GB/s in each direction."""
 
     table: LinkTable
     node: str | None
     carried: Mapping[Key, str]
     expected: Mapping[Key, float]
     bundles: Bundles
+    groups: Groups
     model: Floats
     load: Load
 
@@ -107,8 +131,8 @@ class Seen:
 
     def whose(self, bundle: int) -> str:
         """The parallel group whose traffic a bundle carries, or nothing."""
-        key = self.bundles.key[bundle]
-        return self.carried.get(key, "") if key is not None else ""
+        group = int(self.groups.of[bundle])
+        return self.groups.name[group] if group >= 0 else ""
 
     def wrong(self, bundle: int) -> str:
         """What is the matter with some of its links, or nothing."""
@@ -132,10 +156,10 @@ def look(
     before: Seen | None = None,
 ) -> Seen:
     """What is there now; what `before` had found and still holds is not found again."""
-    if before is not None and before.node == node and before.table.name is table.name:
-        bundles = before.bundles
-        model = before.model if before.expected is expected else expected_rates(bundles, expected)
+    if before is None or before.node != node or before.table.name is not table.name:
+        bundles, before = bundled(table, node), None
     else:
-        bundles = bundled(table, node)
-        model = expected_rates(bundles, expected)
-    return Seen(table, node, carried, expected, bundles, model, measured(bundles, table))
+        bundles = before.bundles
+    groups = before.groups if before and before.carried is carried else grouped(bundles, carried)
+    model = before.model if before and before.expected is expected else expected_rates(bundles, expected)
+    return Seen(table, node, carried, expected, bundles, groups, model, measured(bundles, table))

@@ -94,7 +94,7 @@ def cells(seen: Seen, chosen: Bools) -> Cells:
     expected = at.cells(np.where(kept, model, np.nan))
     known = (~np.isnan(expected)).sum(axis=0)
     busiest = np.where(np.isnan(shares), -1.0, shares).max(axis=1)
-    order = np.argsort(-busiest, kind="stable")
+    order = np.argsort(-np.round(busiest, 2), kind="stable")  # rows that are alike stay where they are
     order = order[some.any(axis=1)[order]]
     with np.errstate(invalid="ignore"):
         mean = np.nansum(expected, axis=0) / known

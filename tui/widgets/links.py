@@ -8,7 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from engine.telemetry.snapshot import Snapshot
-from tui.widgets.bundles import Bools, Floats, Key, Seen, look
+from tui.widgets.bundles import Bools, Floats, Groups, Key, Seen, look
 from tui.widgets.figures import number
 from tui.widgets.link_matrix import CONTENDED, IDLE, matrix
 from tui.widgets.pane import Pane
@@ -53,11 +53,31 @@ def links(seen: Seen, wanted: str, width: int, height: int, plain: bool, as_matr
     text.append(f"  /{wanted}\n" if wanted else "\n", "bold cyan")
     if not chosen.any():
         text.append(_nothing(wanted), "dim")
-    elif as_matrix:
-        text.append_text(matrix(seen, chosen, width, height - 1))
-    else:
-        text.append_text(_listed(seen, chosen, width, height - 1, plain))
+        return text
+    share = np.where(chosen, seen.load.share, np.nan)
+    text.append(links_beside(share) + groups_beside(seen.groups, share), "yellow")
+    height -= text.plain.count("\n")
+    text.append_text(matrix(seen, chosen, width, height) if as_matrix else _listed(seen, chosen, width, height, plain))
     return text
+
+
+def links_beside(share: Floats) -> str:
+    """Whether some idle while others are contended."""
+    idle, contended = int((share < IDLE).sum()), int((share > CONTENDED).sum())
+    return f"{idle} links idle beside {contended} contended ones\n" if idle and contended else ""
+
+
+def groups_beside(groups: Groups, share: Floats) -> str:
+    """Which parallel groups idle while others of their kind are contended: theirs is the traffic that could move."""
+    busiest = groups.busiest(share)
+    contended = [groups.name[g] for g in np.flatnonzero(busiest > CONTENDED)]
+    kinds = {name.split()[0] for name in contended}
+    idle = [groups.name[g] for g in np.flatnonzero(busiest < IDLE) if groups.name[g].split()[0] in kinds]
+    return f"{_several(idle)} idle beside {_several(contended)}\n" if idle else ""
+
+
+def _several(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _nothing(wanted: str) -> str:
@@ -68,12 +88,9 @@ def _nothing(wanted: str) -> str:
 
 def _listed(seen: Seen, chosen: Bools, width: int, height: int, plain: bool) -> Text:
     """A line a bundle, the busiest first, its share of the peak as a bar."""
-    share = np.where(chosen, seen.load.share, np.nan)
-    text = Text()
-    text.append(_beside(share), "yellow")
-    fit, count = height - text.plain.count("\n"), int(chosen.sum())
-    fit = fit if count <= fit else fit - 1
-    order = np.argsort(-np.where(chosen, np.nan_to_num(share, nan=-1.0), -2.0), kind="stable")
+    text, count = Text(), int(chosen.sum())
+    fit = height if count <= height else height - 1
+    order = np.argsort(-np.where(chosen, np.nan_to_num(seen.load.share, nan=-1.0), -2.0), kind="stable")
     shown = [int(bundle) for bundle in order[: min(fit, count)]]
     columns = _Columns(seen, width, any(seen.whose(bundle) for bundle in shown))
     for bundle in shown:
@@ -81,12 +98,6 @@ def _listed(seen: Seen, chosen: Bools, width: int, height: int, plain: bool) -> 
     if count > fit:
         text.append(f"... and {count - fit} more, less loaded\n", "dim")
     return text
-
-
-def _beside(share: Floats) -> str:
-    """Whether some idle while others are contended."""
-    idle, contended = int((share < IDLE).sum()), int((share > CONTENDED).sum())
-    return f"{idle} links idle beside {contended} contended ones\n" if idle and contended else ""
 
 
 class _Columns:
