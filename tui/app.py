@@ -229,10 +229,8 @@ class RacksideApp(Taping):
         role = self.control.roles().get((name, slot))
         self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, role.text() if role else "")
         if self.panes["links"].display:
-            expected = self.control.expected(self._own) if self._own and self._job and self._job.attached else {}
-            self.links.show(
-                snapshot, None if self.links_of_all else name, self.control.carried(), expected, self.wanted
-            )
+            of, c = None if self.links_of_all else name, self.control
+            self.links.show(snapshot, of, c.carried(), c.expected(self._own), self.wanted)
 
     def draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time

@@ -289,11 +289,13 @@ class Control:
         self._place_job()
         return self._carried
 
-    def expected(self, own: Prediction) -> dict[Link, float]:
-        """GB/s in each direction that those links should carry by `own`, the current job's prediction."""
-        carrying = self.carried()
+    def expected(self, own: Prediction | None) -> dict[Link, float]:
+        """GB/s in each direction that those links should carry by `own`, the current job's prediction; nothing while no
+        job is attached. The same value as long as nothing changes."""
+        job, carrying = self.jobs.current, self.carried()
+        own = own if job is not None and job.attached else None
         if self._expected[0] is not carrying or self._expected[1] is not own:
-            self._expected = (carrying, own, expected(carrying, link_load(own)))
+            self._expected = (carrying, own, expected(carrying, link_load(own)) if own else {})
         return self._expected[2]
 
     def _place_job(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,10 +16,12 @@ from hypothesis import strategies as st
 from engine.control.roles import KINDS, carried, expected, role, roles
 from engine.job import JobStatus
 from engine.model.links import LinkLoad
+from engine.model.predict import predict
 from engine.profile import Parallelism, Plan, catalog
 from engine.telemetry.reading import decode
 from engine.telemetry.snapshot import Snapshot
 from engine.telemetry.store import Store
+from tests.parts.still import still
 
 CLUSTER = catalog.cluster("h100x64-400g")
 PLAN = Plan(name="p", parallelism=Parallelism(tensor=4, pipeline=4), global_batch=128)
@@ -98,6 +102,19 @@ def test_of_links_that_the_model_does_not_know_or_use_nothing_is_said() -> None:
     assert {type(link) for _, link in expected(names, LinkLoad(float("nan"), 1.0))} == {str}
     assert {type(link) for _, link in expected(names, LinkLoad(1.0, 0.0))} == {int}
     assert expected({}, LinkLoad(1.0, 1.0)) == {}
+
+
+def test_what_is_expected_is_worked_out_once_and_only_for_an_attached_job(tmp_path: Path) -> None:
+    control = still(tmp_path).control
+    own = predict(catalog.model("llama3-8b"), catalog.plan("data-parallel"), control.cluster, catalog.stack("pytorch"))
+    told = control.expected(own)
+    assert set(told) == {(n.name, slot) for n in control.cluster.nodes for slot in range(8)}, "no port is near a GPU"
+    assert control.expected(own) is told
+    job = control.jobs.current
+    assert job is not None
+    control.jobs.statuses[job.key] = replace(job, attached=False)
+    assert control.expected(own) == {}
+    assert control.expected(None) is control.expected(None)
 
 
 def test_without_a_plan_nothing_is_said() -> None:
