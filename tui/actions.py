@@ -43,6 +43,7 @@ ACTIONS = (
     KeyAction("hottest", "x", "Hottest GPU", "Put the cursor on the hottest GPU.", "See"),
     KeyAction("next_job", "s", "Next job", "Select the next job: m and r act on it.", "See"),
     KeyAction("links_scope", "n", "Links: node or all", "Links of the selected node, or of all nodes.", "See"),
+    KeyAction("links_view", "v", "Links: list or matrix", "Links as a list, or as a matrix of nodes or GPUs.", "See"),
     KeyAction("record", "R", "Record", "Write what is seen here to a file of this folder, or end that.", "Console"),
     KeyAction("copy", "y", "Copy", "Copy what this pane shows to the clipboard, over SSH, too.", "Console"),
     KeyAction("help", "question_mark", "Help", "What the keys do.", "Console", "Help"),

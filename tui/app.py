@@ -254,7 +254,9 @@ class RacksideApp(Intervening):
         course = self._ahead.of(row) if self._ahead is not None and row is not None else None
         told = role.text() if role else ""
         self.detail.show(self.control.cluster, snapshot, node, slot, history, self.plain, told, course)
-        self.links.show(snapshot, None if self.links_of_all else name, self.plain, self.control.carried(), self.wanted)
+        if self.panes["links"].display:
+            of, c = None if self.links_of_all else name, self.control
+            self.links.show(snapshot, of, c.carried(), c.expected(self._own), self.wanted)
 
     def draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time
@@ -294,6 +296,7 @@ class RacksideApp(Intervening):
         self.pane = name
         self._arrange(self.size)
         {"alarms": self.alarm_list, "log": self.log_list}.get(name, self.racks).focus()
+        self._draw_cursor()  # what was hidden is of an earlier moment
         self._draw_log()
         self.call_after_refresh(self._draw_cursor)
 
@@ -322,6 +325,10 @@ class RacksideApp(Intervening):
 
     def action_links_scope(self) -> None:
         self.links_of_all = not self.links_of_all
+        self.show_pane("links")
+
+    def action_links_view(self) -> None:
+        self.links.as_matrix = not self.links.as_matrix
         self.show_pane("links")
 
     def action_copy(self) -> None:

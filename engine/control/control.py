@@ -43,9 +43,11 @@ from engine.control.events import Event, JobChanged, Published, Tap, TicketChang
 from engine.control.hookless import Hookless, of_slurm, pids_of
 from engine.control.jobs import Jobs
 from engine.control.restarting import restart_of
-from engine.control.roles import Role, carried, roles
+from engine.control.roles import Link, Role, carried, expected, roles
 from engine.control.watch import Watch, on_snapshot
 from engine.job.status import JobStatus
+from engine.model.links import link_load
+from engine.model.predict import Prediction
 from engine.plan.compare import Compared, alternatives
 from engine.plan.conditions import Conditions, limited, under
 from engine.plan.export import FORMATS
@@ -90,7 +92,8 @@ class Control:
         self._measuring: dict[str, Measuring] = {}
         self._placed: tuple[object, ...] | None = None
         self._roles: dict[tuple[str, int], Role] = {}
-        self._carried: dict[tuple[str, int | str], str] = {}
+        self._carried: dict[Link, str] = {}
+        self._expected: tuple[object, object, dict[Link, float]] = (None, None, {})
         self.watch = Watch(cluster)
         self._bands = Bands()
         self._slowdown_c = [
@@ -283,10 +286,19 @@ class Control:
         self._place_job()
         return self._roles
 
-    def carried(self) -> dict[tuple[str, int | str], str]:
+    def carried(self) -> dict[Link, str]:
         """Whose traffic goes over each GPU's links and each network port."""
         self._place_job()
         return self._carried
+
+    def expected(self, own: Prediction | None) -> dict[Link, float]:
+        """GB/s in each direction that those links should carry by `own`, the current job's prediction; nothing while no
+        job is attached. The same value as long as nothing changes."""
+        job, carrying = self.jobs.current, self.carried()
+        own = own if job is not None and job.attached else None
+        if self._expected[0] is not carrying or self._expected[1] is not own:
+            self._expected = (carrying, own, expected(carrying, link_load(own)) if own else {})
+        return self._expected[2]
 
     def _place_job(self) -> None:
         """Work out who runs where, again only when the processes, the GPUs or the job changed."""

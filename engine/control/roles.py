@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from engine.control import load
 from engine.job.status import JobStatus
+from engine.model.links import LinkLoad
 from engine.model.predict import PlanError, replicas
 from engine.profile import Cluster, Parallelism
 from engine.telemetry.snapshot import Snapshot
@@ -17,6 +19,9 @@ from engine.telemetry.snapshot import Snapshot
 Ints = npt.NDArray[np.int64]
 
 KINDS = ("TP", "CP", "DP", "PP")
+
+Link = tuple[str, int | str]
+"""All NVLinks of a GPU, by (node, slot), or one network port, by (node, port's name)."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +87,12 @@ def _told(snapshot: Snapshot, row: int, world: int) -> int | None:
     return rank if rank is not None and rank < world else None
 
 
-def carried(
-    cluster: Cluster, snapshot: Snapshot, found: Mapping[tuple[str, int], Role]
-) -> dict[tuple[str, int | str], str]:
-    """Whose traffic goes over a GPU's NVLinks, by (node, slot), and over a network port, by (node, port's name).
+def carried(cluster: Cluster, snapshot: Snapshot, found: Mapping[tuple[str, int], Role]) -> dict[Link, str]:
+    """Whose traffic goes over a GPU's NVLinks, and over a network port.
 
     Inside a node runs the innermost group that has more than one rank, outside the first that is wider than a node.
     """
-    out: dict[tuple[str, int | str], str] = {}
+    out: dict[Link, str] = {}
     slots = {node.name: list(node.rows) for node in snapshot.nodes}
     gpus = {node.name: cluster.type_of(node).gpus for node in cluster.nodes}
     for (node, slot), of in found.items():
@@ -104,4 +107,19 @@ def carried(
         if outer is not None and slot < len(slots[node]):
             for port in snapshot.gpus.facts[slots[node][slot]].near:
                 out.setdefault((node, port), f"{outer} group {of.group[outer]}")
+    return out
+
+
+def expected(carrying: Mapping[Link, str], load: LinkLoad) -> dict[Link, float]:
+    """What the links that carry a job's traffic should carry by the cost model, GB/s in each direction, where it knows.
+
+    What leaves a node is spread evenly over the ports that its GPUs are near.
+    """
+    gpus = Counter(node for node, link in carrying if isinstance(link, int))
+    ports = Counter(node for node, link in carrying if isinstance(link, str))
+    out = {}
+    for node, link in carrying:
+        rate = load.inside_gb_s if isinstance(link, int) else load.outside_gb_s * gpus[node] / ports[node]
+        if rate > 0:  # not NaN
+            out[node, link] = rate
     return out

@@ -21,13 +21,16 @@ BUCKET_BYTES = 160e6
 @dataclass(frozen=True)
 class Traffic:
     """Traffic of one parallelism on one GPU and iteration. `bytes` is what its link carries in one direction,
-    `link` an index into LINKS, `peak` the datasheet bandwidth that the group may use, bytes/s."""
+    `link` an index into LINKS, `peak` the datasheet bandwidth that the group may use, bytes/s. `inside` and `outside`
+    are the bytes that a GPU of the group sends over its node's fabric and out of the node, on average."""
 
     link: Column
     bytes: Column
     count: Column
     seconds: Column
     peak: Column
+    inside: Column
+    outside: Column
 
     @property
     def achieved_fraction(self) -> Column:
@@ -38,13 +41,25 @@ class Traffic:
     def plus(self, other: Traffic) -> Traffic:
         """This traffic and other over the same link."""
         return Traffic(
-            self.link, self.bytes + other.bytes, self.count + other.count, self.seconds + other.seconds, self.peak
+            self.link,
+            self.bytes + other.bytes,
+            self.count + other.count,
+            self.seconds + other.seconds,
+            self.peak,
+            self.inside + other.inside,
+            self.outside + other.outside,
         )
 
     def times(self, factor: Column) -> Traffic:
         """This traffic `factor` times over."""
         return Traffic(
-            self.link * (factor > 0), self.bytes * factor, self.count * factor, self.seconds * factor, self.peak
+            self.link * (factor > 0),
+            self.bytes * factor,
+            self.count * factor,
+            self.seconds * factor,
+            self.peak,
+            self.inside * factor,
+            self.outside * factor,
         )
 
 
@@ -63,12 +78,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Path:
-    """What a group's collectives run over: link class, bytes/s reached, datasheet bytes/s, nodes spanned."""
+    """What a group's collectives run over: link class, bytes/s reached, datasheet bytes/s, nodes spanned, and the share
+    of what its ranks send that leaves their nodes."""
 
     link: Column
     reached: Column
     peak: Column
     nodes: Column
+    leaving: Column
 
 
 def path(w: Work, rates: Rates, group: Group, fabric_peak: float) -> Path:
@@ -77,20 +94,23 @@ def path(w: Work, rates: Rates, group: Group, fabric_peak: float) -> Path:
 
     Groups that interleave in a node share its ports: with stride s, min(s, GPUs of a node) of them cross at once. A
     hierarchical ring enters and leaves a node once, so a group that fills its node has all the node's ports (NCCL's
-    multi-ring; Thakur et al. 2005 for the volume).
+    multi-ring; Thakur et al. 2005 for the volume). Of k ranks that a group has in a node one sends out of it: 1/k of
+    their bytes leave.
     """
     span, several = group.span, group.size > 1
     crossing = several & (span > w.gpus_per_node)
     hop = several & (w.numa_gpus < w.gpus_per_node) & (span > w.numa_gpus)
     climbing = crossing & (span > w.leaf_nodes * w.gpus_per_node)
-    network = w.node_gb_s * 1e9 / np.minimum(group.stride, w.gpus_per_node) * np.where(climbing, w.spine_share, 1.0)
+    groups = np.minimum(group.stride, w.gpus_per_node)
+    network = w.node_gb_s * 1e9 / groups * np.where(climbing, w.spine_share, 1.0)
     inside = np.where(hop, np.minimum(w.numa_gb_s * 1e9, fabric_peak), fabric_peak)
     kind = np.where(climbing, 4.0, np.where(crossing, 3.0, np.where(hop, 2.0, 1.0)))
     peak = np.where(crossing, np.minimum(inside, network), inside)
     share = rates.fabric / fabric_peak
     reached = np.where(crossing, np.minimum(inside * share, network * rates.network_share), inside * share)
     nodes = np.where(crossing, np.maximum(1.0, span / w.gpus_per_node), 1.0)
-    return Path(np.where(several, kind, 0.0), reached, peak, np.minimum(nodes, group.size))
+    leaving = np.where(crossing, groups / w.gpus_per_node, 0.0)
+    return Path(np.where(several, kind, 0.0), reached, peak, np.minimum(nodes, group.size), leaving)
 
 
 def collective(rates: Rates, along: Path, size: Column, payload: Column, rounds: float, count: Column) -> Traffic:
@@ -105,7 +125,7 @@ def collective(rates: Rates, along: Path, size: Column, payload: Column, rounds:
     across = np.minimum(along.nodes - 1, 2 * np.log2(np.maximum(along.nodes, 2)))
     hops = rounds * (inside * rates.fabric_hop_s + across * rates.network_hop_s)
     seconds = np.where(some, volume / along.reached + count * hops, 0.0)
-    return Traffic(along.link * some, volume, count * some, seconds, along.peak)
+    return _along(along, volume, count * some, seconds)
 
 
 def sends(rates: Rates, along: Path, payload: Column, count: Column) -> Traffic:
@@ -114,7 +134,13 @@ def sends(rates: Rates, along: Path, payload: Column, count: Column) -> Traffic:
     hop = np.where(along.link > 2, rates.network_hop_s, rates.fabric_hop_s)
     volume = np.where(some, payload * count, 0.0)
     seconds = np.where(some, volume / along.reached + count * hop, 0.0)
-    return Traffic(along.link * some, volume, count * some, seconds, along.peak)
+    return _along(along, volume, count * some, seconds)
+
+
+def _along(path: Path, volume: Column, count: Column, seconds: Column) -> Traffic:
+    """Traffic of `volume` bytes, all of it over one group's path."""
+    outside = volume * path.leaving
+    return Traffic(path.link * (count > 0), volume, count, seconds, path.peak, volume - outside, outside)
 
 
 def tensor(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic:
@@ -189,6 +215,8 @@ def data(w: Work, rates: Rates, fabric_peak: float, dense: Column, experts: Colu
         np.where(three, sharded.count, once.count),
         np.where(three, sharded.seconds, once.seconds + owners),
         np.where(three, sharded.peak, once.peak),
+        np.where(three, sharded.inside, once.inside),
+        np.where(three, sharded.outside, once.outside),
     )
     first = np.where(three, 2.0 * shards.seconds / np.maximum(passes, 1.0), gathered.seconds / buckets + owners)
     return found, np.minimum(first, found.seconds)
@@ -217,7 +245,8 @@ def expert(w: Work, rates: Rates, fabric_peak: float, layers: Column) -> Traffic
     seconds = count * (np.maximum(inside_s, across_s) + hop * np.log2(np.maximum(w.ep, 2)))
     peak = np.where(beyond, port, fabric_peak)
     link = np.where(count > 0, np.where(beyond, 3.0, 1.0), 0.0)
-    return Traffic(link, np.where(beyond, across, inside) * count, count, seconds, peak)
+    out = np.where(beyond, across, 0.0) * count
+    return Traffic(link, np.where(beyond, across, inside) * count, count, seconds, peak, inside * count, out)
 
 
 def _together(*parts: Traffic) -> Traffic:
@@ -228,4 +257,5 @@ def _together(*parts: Traffic) -> Traffic:
     ideal = np.sum([t.bytes / t.peak for t in parts], axis=0)
     peak = np.where(ideal > 0, volume / np.maximum(ideal, 1e-30), parts[0].peak)
     link = np.max([t.link for t in parts], axis=0)
-    return Traffic(link, volume, np.sum([t.count for t in parts], axis=0), seconds, peak)
+    inside, outside = (np.sum([getattr(t, name) for t in parts], axis=0) for name in ("inside", "outside"))
+    return Traffic(link, volume, np.sum([t.count for t in parts], axis=0), seconds, peak, inside, outside)

@@ -48,7 +48,8 @@ class Breakdown:
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """One parallelism's traffic on one GPU in one iteration. `bytes` is what its link carries in one direction;
-    `achieved_fraction` bytes over seconds as a share of the link's datasheet bandwidth."""
+    `achieved_fraction` bytes over seconds as a share of the link's datasheet bandwidth. `inside_bytes` and
+    `outside_bytes` are what a GPU sends over its node's fabric and out of the node, on average."""
 
     parallelism: str
     link: str
@@ -56,6 +57,8 @@ class Traffic:
     count: float
     achieved_fraction: float
     seconds: float
+    inside_bytes: float
+    outside_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,8 @@ def _traffic(found: Iteration) -> tuple[Traffic, ...]:
             float(t.count[0]),
             float(t.achieved_fraction[0]),
             float(t.seconds[0]),
+            float(t.inside[0]),
+            float(t.outside[0]),
         )
         for name, t in found.traffic.items()
         if t.count[0]

@@ -124,14 +124,11 @@ class Job:
         b = prediction.breakdown
         running = (b.iteration_s - b.bubble_s - b.exposed_comm_s) / b.iteration_s
         busy = (times / step_s)[self.replica] * running
-        by_link = {"nvlink": 0.0, "network": 0.0}
-        for traffic in prediction.communication:
-            by_link["nvlink" if traffic.link in ("nvlink", "numa") else "network"] += traffic.bytes / step_s
-        # A ring enters a node on one GPU and leaves it by another: what crosses the network crosses NVLink as well.
-        by_link["nvlink"] += by_link["network"]
+        traffic = prediction.communication
+        inside, outside = sum(t.inside_bytes for t in traffic), sum(t.outside_bytes for t in traffic)
         ones = np.ones(len(busy))
         self.rack.demand = Demand(
-            ones * prediction.busy_activity, busy, ones * by_link["nvlink"], ones * by_link["network"]
+            ones * prediction.busy_activity, busy, ones * inside / step_s, ones * outside / step_s
         )
         return step_s
 

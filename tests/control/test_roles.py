@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.control.roles import KINDS, carried, role, roles
+from engine.control.roles import KINDS, carried, expected, role, roles
 from engine.job import JobStatus
+from engine.model.links import LinkLoad
+from engine.model.predict import predict
 from engine.profile import Parallelism, Plan, catalog
 from engine.telemetry.reading import decode
 from engine.telemetry.snapshot import Snapshot
 from engine.telemetry.store import Store
+from tests.parts.still import still
 
 CLUSTER = catalog.cluster("h100x64-400g")
 PLAN = Plan(name="p", parallelism=Parallelism(tensor=4, pipeline=4), global_batch=128)
@@ -77,6 +83,38 @@ def test_a_link_is_named_for_the_group_that_uses_it() -> None:
     assert names[first, 0] == "TP group 0"
     assert names[first, 7] == "TP group 1"
     assert names[first, "mlx5_2"] == "DP group 2", "4 x 4 GPUs are wider than a node"
+
+
+def test_what_leaves_a_node_is_spread_over_its_ports() -> None:
+    snapshot = seen()
+    names = carried(CLUSTER, snapshot, roles(CLUSTER, snapshot, running()))
+    first = CLUSTER.nodes[0].name
+    told = expected({**names, (first, "mlx5_8"): "DP group 0"}, LinkLoad(40.0, 9.0))
+    assert told[first, 0] == 40.0
+    ports = [rate for (node, link), rate in told.items() if node == first and isinstance(link, str)]
+    assert len(ports) == 9
+    assert ports == pytest.approx([8.0] * 9), "as much leaves by nine ports as eight GPUs send"
+
+
+def test_of_links_that_the_model_does_not_know_or_use_nothing_is_said() -> None:
+    snapshot = seen()
+    names = carried(CLUSTER, snapshot, roles(CLUSTER, snapshot, running()))
+    assert {type(link) for _, link in expected(names, LinkLoad(float("nan"), 1.0))} == {str}
+    assert {type(link) for _, link in expected(names, LinkLoad(1.0, 0.0))} == {int}
+    assert expected({}, LinkLoad(1.0, 1.0)) == {}
+
+
+def test_what_is_expected_is_worked_out_once_and_only_for_an_attached_job(tmp_path: Path) -> None:
+    control = still(tmp_path).control
+    own = predict(catalog.model("llama3-8b"), catalog.plan("data-parallel"), control.cluster, catalog.stack("pytorch"))
+    told = control.expected(own)
+    assert set(told) == {(n.name, slot) for n in control.cluster.nodes for slot in range(8)}, "no port is near a GPU"
+    assert control.expected(own) is told
+    job = control.jobs.current
+    assert job is not None
+    control.jobs.statuses[job.key] = replace(job, attached=False)
+    assert control.expected(own) == {}
+    assert control.expected(None) is control.expected(None)
 
 
 def test_without_a_plan_nothing_is_said() -> None:

@@ -93,7 +93,7 @@ def _feed(control: Control, number: int, node: str, moment: int) -> None:
         "memory_used_mib": [98304] * GPUS,
         "throttle": [0x20 if (node, slot) == HOT and moment > 25 else 0 for slot in slots],
     }
-    links = [{"gpu": slot, "kind": "nvlink", "name": f"NVLink {k}"} for slot in slots for k in (0, 1)]
+    links = [{"gpu": slot, "kind": "nvlink", "name": f"NVLink {k}", "gb_s": 25} for slot in slots for k in (0, 1)]
     links += [{"gpu": -1, "kind": "nic", "name": f"mlx5_{k}", "gb_s": 50} for k in slots]
     rx = [1000] * 2 * GPUS + [1000] * GPUS
     tx = [1000 * (k + 1) for _ in slots for k in (0, 1)] + [1000 * (30 + k) for k in slots]

@@ -168,6 +168,20 @@ async def test_panes_by_number_and_tab(inventory: Path) -> None:
         assert text_of(c.app, "#body-links").startswith("Links of n1")
 
 
+async def test_v_shows_links_as_a_matrix_and_back(inventory: Path) -> None:
+    async with opened(inventory) as c:
+        await c.live()
+        assert c.app.links.text == "", "what nobody sees is not drawn"
+        await c.press("v")
+        assert c.app.pane == "links"
+        await c.shows("GPU 0", "#body-links")
+        assert text_of(c.app, "#body-links").startswith("Links of n1, share of peak")
+        await c.press("n")
+        assert text_of(c.app, "#body-links").startswith("Links, share of peak")
+        await c.press("n", "v")
+        await c.shows("GPU 0 nvlink", "#body-links")
+
+
 async def test_c_goes_round_the_metrics(inventory: Path) -> None:
     async with opened(inventory) as c:
         await c.live()

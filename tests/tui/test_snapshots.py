@@ -64,6 +64,11 @@ def test_a_node_that_is_down(snap_compare: Compare, tmp_path: Path) -> None:
     assert snap_compare(app, terminal_size=(100, 30), run_before=pressing(*["down"] * 4))
 
 
+@pytest.mark.parametrize("keys", ["v", "vn"], ids=["node", "all"])
+def test_links_as_a_matrix(snap_compare: Compare, tmp_path: Path, keys: str) -> None:
+    assert snap_compare(still(tmp_path), terminal_size=(100, 30), run_before=pressing(*keys))
+
+
 @pytest.mark.parametrize("key", ["t", "m", "r", "question_mark"], ids=["throttle", "microbatch", "rebalance", "help"])
 def test_panels(snap_compare: Compare, tmp_path: Path, key: str) -> None:
     assert snap_compare(still(tmp_path), terminal_size=(100, 40), run_before=pressing("x", key))

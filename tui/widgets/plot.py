@@ -66,9 +66,14 @@ def binned(values: Floats, width: int) -> Floats:
     return np.array([np.nan if np.all(np.isnan(p)) else float(np.nanmean(p)) for p in parts])
 
 
-def bar(share: float, width: int, plain: bool = False) -> str:
-    """A horizontal bar of `width` characters filled to `share` (0..1); empty where it is not known."""
+def bar(share: float, width: int, plain: bool = False, line: float | None = None) -> str:
+    """A horizontal bar of `width` characters filled to `share` (0..1), with a tick at `line` where one is given; empty
+    where the share is not known."""
     if np.isnan(share):
         return " " * width
     filled = round(max(0.0, min(1.0, share)) * width)
-    return ("#" if plain else "█") * filled + ("." if plain else "░") * (width - filled)
+    drawn = ("#" if plain else "█") * filled + ("." if plain else "░") * (width - filled)
+    if line is None:
+        return drawn
+    at = min(width - 1, round(line * width))
+    return drawn[:at] + ("|" if plain else "│") + drawn[at + 1 :]
