@@ -14,7 +14,6 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
 from textual.geometry import Size
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from engine.act.action import Proposal, Stage
 from engine.act.audit import AuditError
@@ -39,6 +38,7 @@ from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
 from tui.widgets.elevation import Elevation
+from tui.widgets.footer import Keys
 from tui.widgets.jobs import Effect, Jobs
 from tui.widgets.layout import GAP, RACK_WIDTH
 from tui.widgets.links import Links
@@ -128,7 +128,7 @@ class RacksideApp(Taping):
         yield self.action_line
         yield self.alarm_line
         yield from self.time_line()
-        yield Footer(show_command_palette=False)
+        yield Keys(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.racks.focus()
