@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import DescendantFocus, Resize
 from textual.geometry import Size
 from textual.screen import Screen
-from textual.widgets import Footer, Input
+from textual.widgets import Input
 
 from engine.act.action import Stage
 from engine.control.ahead import Ahead, ahead
@@ -38,6 +38,7 @@ from tui.widgets import lines
 from tui.widgets.alarms import Alarms
 from tui.widgets.detail import Detail
 from tui.widgets.elevation import Elevation
+from tui.widgets.footer import Keys
 from tui.widgets.jobs import Effect, Jobs
 from tui.widgets.layout import GAP, RACK_WIDTH, Zoom
 from tui.widgets.links import Links
@@ -150,7 +151,7 @@ class RacksideApp(Intervening):
         yield self.action_line
         yield self.alarm_line
         yield from self.time_line()
-        yield Footer(show_command_palette=False)
+        yield Keys(show_command_palette=False)
 
     def on_mount(self) -> None:
         {"alarms": self.alarm_list, "log": self.log_list}.get(self.pane, self.racks).focus()

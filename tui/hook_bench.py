@@ -3,6 +3,7 @@
 - idle_us_per_step: time inside `hook.step()`, microseconds, one process, nobody attached, steps of 2 ms.
 - idle_us_per_step_group: the same with two ranks and the process group's store (PyTorch's TCPStore where it is
   installed, else the light example's), of the rank that takes longer. No collective is added by anybody.
+  idle_us_per_step_apart: the same where the other rank cannot see rank 0's memory and asks the store in each step.
 - attached_fraction: with a console attached that reads everything, time inside `hook.step()` plus all processor time of
   the thread that serves it, as a share of a step of 50 ms; one process. attached_fraction_group: two ranks.
 - command_ms: from the confirmed key in a Control (its log entry on the disk comes first) over SSH on loopback and the
@@ -44,16 +45,19 @@ def measured(seconds: float) -> dict[str, Any]:
     alone = cost(1, IDLE_STEP_S, 0.15 * seconds, attached=False)
     progress("hook in a group")
     group = cost(2, IDLE_STEP_S, 0.15 * seconds, attached=False)
+    apart = cost(2, IDLE_STEP_S, 0.1 * seconds, attached=False, apart=True)
     progress("hook with a console")
-    heard = cost(1, STEP_S, 0.25 * seconds, attached=True)
+    heard = cost(1, STEP_S, 0.2 * seconds, attached=True)
     heard_group = cost(2, STEP_S, 0.15 * seconds, attached=True)
-    commands = _commands(0.3 * seconds)
+    commands = _commands(0.25 * seconds)
     progress()
     return {
         "idle_us_per_step": alone.mean_us,
         "idle_us_p99": alone.p99_us,
         "idle_us_per_step_group": group.mean_us,
         "idle_us_group_p99": group.p99_us,
+        "idle_us_per_step_apart": apart.mean_us,
+        "idle_us_apart_p99": apart.p99_us,
         "attached_fraction": heard.mean_us / 1e6 / STEP_S,
         "attached_fraction_group": heard_group.mean_us / 1e6 / STEP_S,
         "command_ms": commands,
@@ -106,6 +110,8 @@ def text(found: dict[str, Any]) -> str:
             f"idle, one process       {found['idle_us_per_step']:8.1f} us a step   (99 %: {found['idle_us_p99']:.1f})",
             f"idle, two ranks         {found['idle_us_per_step_group']:8.1f} us a step   "
             f"(99 %: {found['idle_us_group_p99']:.1f}; {found['store']})",
+            f"the same, two machines  {found['idle_us_per_step_apart']:8.1f} us a step   "
+            f"(99 %: {found['idle_us_apart_p99']:.1f}; over loopback)",
             f"console attached        {found['attached_fraction']:8.3%} of a step of {STEP_S * 1e3:.0f} ms",
             f"the same, two ranks     {found['attached_fraction_group']:8.3%}",
             f"from key to job         {command['p50']:8.1f} ms median, {command['p99']:.1f} ms 99th percentile of "

@@ -189,6 +189,12 @@ def bench(given: Any) -> int:
         seen = tui_bench.measure(given.gpus, given.seconds)
         print(printed(seen) if given.json else tui_bench.text(seen))
         return 0
+    if given.what == "soak":
+        from tui import soak_bench
+
+        grown = soak_bench.soaked(given.hours * soak_bench.HOUR_S)
+        print(printed(grown) if given.json else soak_bench.text(grown))
+        return 0
     if given.what == "guard":
         from tui import guard_bench
 

@@ -157,13 +157,14 @@ def parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="how fast it is on this machine")
     bench.add_argument(
         "what",
-        choices=["predict", "plans", "forecast", "poll", "prometheus", "guard", "hook", "tui", "record"],
+        choices=["predict", "plans", "forecast", "poll", "prometheus", "guard", "hook", "tui", "soak", "record"],
         help="one prediction, a search of the space, the twin, telemetry over SSH or through a Prometheus, a "
-        "simulated hour with a failed fan, without and with the guard, the job hook, the console in a terminal, or a "
-        "recording",
+        "simulated hour with a failed fan, without and with the guard, the job hook, the console in a terminal, "
+        "hours of it in less, or a recording",
     )
     bench.add_argument("--seed", type=_count, metavar="N", help="forecast: repeat an earlier run")
     bench.add_argument("--nodes", type=_count, default=1024, metavar="N", help="poll: default: %(default)s")
+    bench.add_argument("--hours", type=_count, default=24, metavar="H", help="soak: default: %(default)s")
     bench.add_argument("--seconds", type=_count, default=20, metavar="S", help="poll, hook, tui: default: %(default)s")
     bench.add_argument(
         "--gpus", type=_count, default=8192, metavar="N", help="prometheus, tui, record: default: %(default)s"

@@ -14,7 +14,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.events import Resize
-from textual.widgets import Footer, Input
+from textual.widgets import Input
 
 from engine.control import offline, planning
 from engine.control.planning import Answer, Progress, Question
@@ -24,6 +24,7 @@ from tui.board import COLUMNS, Board, Row, row_of, rows_of
 from tui.offline import PARTS
 from tui.screens.export import ExportPanel
 from tui.screens.panel import Panel
+from tui.widgets.footer import Keys
 from tui.widgets.pane import Pane
 from tui.widgets.pinned import Pinned, pinned
 from tui.widgets.ranking import Ranking
@@ -137,7 +138,7 @@ class PlansApp(App[None]):
             yield self.table
         yield self.said
         yield self.words
-        yield Footer(show_command_palette=False)
+        yield Keys(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.words.display = False

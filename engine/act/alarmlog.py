@@ -17,6 +17,10 @@ LARGE = 4 << 20
 """Bytes from which a log is set aside (as NAME.old) and begun anew with what still matters of it."""
 
 
+KEYS = 4096
+"""Alarms whose last word is remembered."""
+
+
 class AlarmLogError(Exception):
     """The log cannot be written."""
 
@@ -45,8 +49,15 @@ class AlarmLog:
         whole = data.rfind(b"\n") + 1
         self._offset += whole
         events = [e for line in data[:whole].splitlines() if (e := self._event(line)) is not None]
-        self._last |= {e.key: e.what for e in events}
+        for event in events:
+            self._remember(event)
         return events
+
+    def _remember(self, event: Event) -> None:
+        self._last.pop(event.key, None)  # the order is that of the last ones
+        self._last[event.key] = event.what
+        if len(self._last) > KEYS:
+            del self._last[next(iter(self._last))]
 
     def _event(self, line: bytes) -> Event | None:
         try:
@@ -71,7 +82,7 @@ class AlarmLog:
                     os.fsync(handle)
         except OSError as error:
             raise AlarmLogError(f"the alarm log {self.path} cannot be written: {error.strerror}") from None
-        self._last[event.key] = event.what
+        self._remember(event)
 
     @contextmanager
     def _appending(self) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from engine.telemetry.snapshot import NodeState, Snapshot
 SETTLED_S = 15.0
 """Seconds from a command to a reading that must show it."""
 TOLERANCE_W = 1.0
+KEPT = 100
+"""Actions that a console remembers, and shows; the log has all."""
 
 
 def leased(tickets: Iterable[Ticket]) -> set[tuple[str, int]]:
@@ -35,6 +37,21 @@ def limits(tickets: Iterable[Ticket]) -> dict[tuple[str, int], tuple[float, floa
         for node, of_node in action.limits_w.items()
         for index, watts in of_node.items()
     }
+
+
+def kept(tickets: Sequence[Ticket]) -> tuple[Ticket, ...]:
+    """The newest, `tickets` oldest first; of older ones those on their way or that hold what no later one has set."""
+    if len(tickets) <= KEPT:
+        return tuple(tickets)
+    in_force, later, out = {t.id for t in _in_force(tickets)}, set[tuple[type, str, int]](), []
+    for place, ticket in enumerate(reversed(tickets)):
+        action, holds = ticket.proposal.action, set[tuple[type, str, int]]()
+        if isinstance(action, NodeAction) and ticket.id in in_force:
+            holds = {(type(action), node, index) for node, of_node in action.values.items() for index in of_node}
+        if place < KEPT or not ticket.stage.ended or holds - later:
+            out.append(ticket)
+        later |= holds
+    return tuple(reversed(out))
 
 
 def _in_force(tickets: Iterable[Ticket]) -> list[Ticket]:

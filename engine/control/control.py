@@ -136,14 +136,18 @@ class Control:
         while True:
             ticks += 1
             await asyncio.sleep(max(0.0, began + ticks * interval - time.monotonic()))
-            before, self.snapshot = self.snapshot, self.store.publish(time.time())
-            await asyncio.sleep(0)  # keys are answered between the steps of a look
-            self.watch.look(self.snapshot, max(0.0, self.snapshot.time - before.time))
-            await asyncio.sleep(0)
-            self.jobs.look(self.snapshot)
-            self._measure()
-            self.alarming.look(self.amiss(), self.snapshot.time)
-            self._tell(Published(self.snapshot))
+            await self.look(time.time())
+
+    async def look(self, now: float) -> None:
+        """Publish what the nodes have told, and look at it."""
+        before, self.snapshot = self.snapshot, self.store.publish(now)
+        await asyncio.sleep(0)  # keys are answered between the steps of a look
+        self.watch.look(self.snapshot, max(0.0, self.snapshot.time - before.time))
+        await asyncio.sleep(0)
+        self.jobs.look(self.snapshot)
+        self._measure()
+        self.alarming.look(self.amiss(), self.snapshot.time)
+        self._tell(Published(self.snapshot))
 
     def _measure(self) -> None:
         """What came of the last action, while it is the one in force."""
@@ -389,7 +393,7 @@ class Control:
         on_its_way = {task for task in self._acting if task.get_name() == f"act {ticket.id}"}
         if on_its_way:
             await asyncio.wait(on_its_way)
-        return next(t for t in self.tickets if t.id == ticket.id)
+        return next((t for t in self.tickets if t.id == ticket.id), ticket)
 
     async def _carry_out(self, ticket: Ticket) -> None:
         last = ticket
@@ -415,7 +419,7 @@ class Control:
             except AuditError as error:
                 self._audit_trouble = f"{error}; the action '{ticket.proposal.title}' went on unlogged"
         others = tuple(t for t in self.tickets if t.id != ticket.id)
-        self.tickets = tuple(sorted((*others, ticket), key=lambda t: t.time))
+        self.tickets = held.kept(sorted((*others, ticket), key=lambda t: t.time))
         self._tell(TicketChanged(ticket))
 
     @property

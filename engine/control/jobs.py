@@ -18,6 +18,8 @@ from engine.telemetry.text import clean
 
 RETRY_S = 3.0
 STEPS_KEPT = 120
+GONE_KEPT = 32
+"""Jobs that are gone and still told of."""
 
 
 @dataclass
@@ -63,6 +65,9 @@ class Jobs:
         """Attach to every hook socket that a live node shows and that is not attached yet."""
         if self._closing:
             return
+        shown = {(node.name, path) for node in snapshot.nodes for path in node.hook_sockets}
+        for key in [k for k, a in self._attached.items() if k not in shown and a.task is not None and a.task.done()]:
+            del self._attached[key]
         for node in snapshot.nodes:
             if node.state not in (NodeState.LIVE, NodeState.ERROR):
                 continue
@@ -127,6 +132,8 @@ class Jobs:
 
     def _publish(self, status: JobStatus) -> None:
         self.statuses[status.key] = status
+        for key in [key for key, known in self.statuses.items() if not known.attached][:-GONE_KEPT]:
+            del self.statuses[key]
         self._told(status)
 
     async def submit(

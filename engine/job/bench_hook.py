@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import rackside_hook
 from rackside_hook import Hook
 
 SWEPT = 1 << 19
@@ -54,8 +55,9 @@ class Cost:
         return float(np.quantile(self.us, 0.99))
 
 
-def cost(ranks: int, step_s: float, seconds: float, attached: bool) -> Cost:
-    """Let `ranks` processes step for `seconds`, with a client that listens or with none."""
+def cost(ranks: int, step_s: float, seconds: float, attached: bool, apart: bool = False) -> Cost:
+    """Let `ranks` processes step for `seconds`, with a client that listens or with none; `apart` as on machines of
+    their own, though over loopback."""
     with tempfile.TemporaryDirectory(prefix="rackside-") as folder, ExitStack() as rest:
         store = rest.enter_context(_store(ranks))
         start = _spawn.Barrier(ranks + attached)
@@ -63,7 +65,7 @@ def cost(ranks: int, step_s: float, seconds: float, attached: bool) -> Cost:
         for rank in range(ranks):
             ours, theirs = _spawn.Pipe(duplex=False)
             pipes.append(ours)
-            given = (rank, ranks, store, folder, step_s, seconds, start, theirs)
+            given = (rank, ranks, store, folder, step_s, seconds, apart, start, theirs)
             rest.enter_context(_process(_rank, *given))
         if attached:
             rest.enter_context(_process(_listener, f"{folder}/bench.sock", start))
@@ -73,9 +75,19 @@ def cost(ranks: int, step_s: float, seconds: float, attached: bool) -> Cost:
 
 
 def _rank(
-    rank: int, ranks: int, store: Any, folder: str, step_s: float, seconds: float, start: Any, result: Connection
+    rank: int,
+    ranks: int,
+    store: Any,
+    folder: str,
+    step_s: float,
+    seconds: float,
+    apart: bool,
+    start: Any,
+    result: Connection,
 ) -> None:
     swept = np.zeros(SWEPT)
+    if apart:
+        rackside_hook.machine = lambda: str(rank)
     hook = Hook("bench", 4, 8 * ranks, rank, ranks, _joined(store), folder, tokens_per_sample=4096)
     call: list[float] = []
     thread: list[float] = []

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from engine.act.action import Stage, Throttle, Ticket
-from engine.act.held import SETTLED_S, drifted, leased, limits
+from engine.act.held import KEPT, SETTLED_S, drifted, kept, leased, limits
 from engine.telemetry.reading import decode
 from engine.telemetry.snapshot import NodeState, Snapshot
 from engine.telemetry.store import Store
@@ -60,3 +60,12 @@ def test_an_undone_throttle_leaves_the_one_before_it_held() -> None:
     assert limits([first, SET, back()]) == {("n1", 1): (600.0, 50.0)}
     assert leased([first, SET, back()]) == {("n1", 1)}
     assert leased([replace(SET, proposal=replace(SET.proposal, action=replace(action, permanent=True)))]) == set()
+
+
+def test_a_console_remembers_the_newest_and_what_is_still_held() -> None:
+    later = [replace(SET, id=f"l{i}", time=200.0 + i, stage=Stage.FAILED) for i in range(KEPT)]
+    on_its_way = replace(SET, id="p", stage=Stage.PENDING)
+    assert kept(later) == tuple(later)
+    undone = replace(SET, id="u", stage=Stage.UNDONE)
+    assert kept([undone, SET, on_its_way, *later]) == (SET, on_its_way, *later)
+    assert kept([SET, replace(SET, id="again", time=150.0), *later])[0].id == "again", "the later one holds it all"

@@ -16,6 +16,7 @@ def test_it_tells_what_the_hook_costs() -> None:
     found = json.loads(ran.stdout)
     assert 0 < found["idle_us_per_step"] <= found["idle_us_p99"] < 1e5
     assert 0 < found["idle_us_per_step_group"] <= found["idle_us_group_p99"] < 1e6
+    assert 0 < found["idle_us_per_step_apart"] <= found["idle_us_apart_p99"] < 1e6
     assert 0 < found["attached_fraction"] < 1
     assert 0 < found["attached_fraction_group"] < 1
     assert found["command_ms"]["commands"] > 0

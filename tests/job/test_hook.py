@@ -15,7 +15,7 @@ import time
 import timeit
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,14 @@ def hook(folder: Path) -> Iterator[Hook]:
 
 
 def light_store() -> Any:
-    """A store of one process."""
+    """A store of one process, which counts what is asked of it."""
     values: dict[str, Any] = {}
 
     class Store:
-        set, get = values.__setitem__, values.__getitem__
+        set, get, asked = values.__setitem__, values.__getitem__, 0
 
         def add(self, key: str, amount: int) -> int:
+            self.asked += 1
             values[key] = values.get(key, 0) + amount
             return int(values[key])
 
@@ -247,6 +248,80 @@ def test_steps_in_quick_succession_are_told_together_and_in_order(hook: Hook, fo
     assert late.greet()["step"] == 5
     hook.step(loss=1)
     assert late.hear()["step"] == 5, "what was told before it came is not for it"
+
+
+def test_a_number_that_its_owner_changes_later_is_told_as_it_was(hook: Hook, folder: Path) -> None:
+    class Tensor(list[float]):
+        def __float__(self) -> float:
+            return self[0]
+
+    line, loss = Line(folder / "job.sock"), Tensor([0.5])
+    line.greet()
+    for _ in range(3):
+        hook.step(loss=loss, tokens=Tensor([8.0]))
+    loss[0] = 0.0
+    assert [(told["loss"], told["tokens"]) for told in (line.hear(), line.hear())] == [(0.5, 8.0)] * 2
+
+
+def test_ranks_of_one_machine_look_at_the_flag_and_others_at_the_store(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle, rank 0 and its neighbour ask the store for nothing; all change at the same step, wherever they are."""
+    store = light_store()
+    with ExitStack() as hooks:
+        ranks = [hooks.enter_context(Hook("job", 4, 48, rank, 3, store, str(folder))) for rank in range(3)]
+        for number in (1, 2):
+            [hook.step() for hook in ranks[:2]]
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(rackside_hook, "machine", lambda: "another")
+                assert ranks[2].step().step == number
+        line = Line(folder / "job.sock")
+        line.greet()
+        before = []
+        for hook in ranks:
+            asked = store.asked
+            [hook.step() for _ in range(5)]
+            before.append(store.asked - asked)
+        assert before == [1, 0, 5], "rank 0 asked once, to tell its console where the ranks are"
+        line.say({"id": "a", "do": "microbatch", "microbatch": 2})
+        assert any(line.hear().get("event") == "holder" for _ in range(9))
+        seen = []
+        while not seen or seen[-1] != [2, 2, 2]:
+            seen.append([hook.step().microbatch for hook in ranks])
+        assert [4, 4, 4] in seen
+        assert all(len(set(each)) == 1 for each in seen), "no step with two settings"
+
+
+def test_what_is_not_rank_0s_flag_is_not_taken_for_it(tmp_path: Path) -> None:
+    flag = rackside_hook.Flag()
+    where, path, mark = flag.place
+    assert rackside_hook.found_flag(flag.place)[0] == 0
+    flag.numbers[0] = 7
+    assert rackside_hook.found_flag(flag.place)[0] == 7
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "short").write_bytes(b"")
+    others = [[where, path, mark + 1], ["another", path, mark]]
+    others += [[where, str(tmp_path / name), mark] for name in ("pipe", "short", "none")]
+    assert {rackside_hook.found_flag(other) for other in others} == {rackside_hook.NO_FLAG}
+    flag.close()
+    assert rackside_hook.found_flag(flag.place) == rackside_hook.NO_FLAG
+
+
+def test_a_rank_that_ran_ahead_of_rank_0_says_so(folder: Path) -> None:
+    """Its GPU had not ended the step: the change comes late, and that must not pass in silence."""
+    store = light_store()
+    with Hook("job", 4, 32, 0, 2, store, str(folder)) as first, Hook("job", 4, 32, 1, 2, store, str(folder)) as other:
+        [other.step() for _ in range(5)]
+        first.step()
+        line = Line(folder / "job.sock")
+        line.greet()
+        line.say({"id": "a", "do": "microbatch", "microbatch": 2})
+        assert first._server is not None
+        while not first._server.commands:
+            time.sleep(0.01)
+        assert [first.step().microbatch for _ in range(2)] == [4, 2]
+        with pytest.warns(RuntimeWarning, match="wait for the GPU once a step"):
+            assert other.step().microbatch == 2
 
 
 async def test_a_microbatch_and_its_split_are_one_change(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,8 @@ def kernel(tmp_path: Path) -> Path:
 
 
 def cap(kernel: Path, bus: str) -> int:
-    return int((kernel / "bus/pci/devices" / bus / "hwmon/hwmon3/power1_cap").read_text()) // 10**6
+    """Watts; 0 while its writer has emptied this ordinary file, which the kernel's never is."""
+    return int((kernel / "bus/pci/devices" / bus / "hwmon/hwmon3/power1_cap").read_text() or 0) // 10**6
 
 
 def amd(tools: Tools) -> None:
@@ -126,8 +127,8 @@ async def test_a_node_without_python_says_why(tools: Tools, make_sshd: MakeSshd,
 class Asked:
     """A host of another user, whose sudo runs what it is asked for, or refuses."""
 
-    def __init__(self, answer: tuple[int, str]) -> None:
-        self.answer, self.ran = answer, []
+    def __init__(self, answer: tuple[int, str], cap: str = "400000000") -> None:
+        self.answer, self.cap, self.ran = answer, cap, []
 
     ran: list[tuple[list[str], bytes]]
 
@@ -141,11 +142,26 @@ class Asked:
         return ["hwmon3"] if path.endswith("/hwmon") else []
 
     def read(self, path: str) -> str | None:
-        return {"power1_cap": "400000000", "power1_cap_max": "560000000"}.get(path.rpartition("/")[2])
+        return {"power1_cap": self.cap, "power1_cap_max": "560000000"}.get(path.rpartition("/")[2])
 
     def run(self, argv: list[str], timeout_s: float, said: bytes = b"") -> tuple[int, str]:
         self.ran.append((argv, said))
         return self.answer
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The keeper as a node imports it."""
+    monkeypatch.syspath_prepend(str(PROBE[0].parent))
+    yield __import__("rackside_keeper")
+    for name in [n for n in sys.modules if n.startswith("rackside_") and "hook" not in n]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def power_of(keeper: Any, host: Asked) -> Any:
+    cards = keeper.Cards(host)
+    cards.of = {0: keeper.Card(host, BUSES[0], "/nowhere", 0)}
+    return keeper.CardPower(cards, host)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +172,16 @@ class Asked:
         ((127, ""), "neither amd-smi nor rocm-smi is there"),
     ],
 )
-def test_another_user_needs_sudo(answer: tuple[int, str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PROBE[0].parent))
-    keeper: Any = __import__("rackside_keeper")
+def test_another_user_needs_sudo(answer: tuple[int, str], says: str, keeper: Any) -> None:
     host = Asked(answer)
-    cards = keeper.Cards(host)
-    cards.of = {0: keeper.Card(host, BUSES[0], "/nowhere", 0)}
-    said = keeper.CardPower(cards, host).put(0, 400000)
+    said = power_of(keeper, host).put(0, 400000)
     assert says in said if says else said == ""
     assert host.ran[0] == (["sudo", "-n", "amd-smi", "set", "-g", BUSES[0], "--power-cap", "400"], b"y\n")
-    for name in [n for n in sys.modules if n.startswith("rackside_") and "hook" not in n]:
-        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("cap", ["", "\n", "N/A"])
+def test_a_cap_that_cannot_be_read_is_a_sentence(cap: str, keeper: Any) -> None:
+    power = power_of(keeper, Asked((0, ""), cap))
+    assert power.now(0) is None
+    assert power.put(0, 400000) == "the driver took 400 W and does not tell what it kept"
+    assert "before could not be read" in power.put(0, power.now(0)), "what is given back may not have been read"

@@ -25,6 +25,7 @@ import atexit
 import collections
 import json
 import math
+import mmap
 import os
 import re
 import selectors
@@ -43,16 +44,20 @@ REMEMBERED = 1024
 
 # A step synchronises gradients once: no rank can begin step n + 1 before rank 0 has given its own of step n. A record
 # that rank 0 writes before it begins step n, or later but before it gives its gradients, is therefore in the store
-# before any rank asks for it ahead of step n + 1.
+# before any rank asks for it ahead of step n + 1. (A trainer that never waits for its GPU runs ahead of all this; its
+# ranks warn when they see it.)
 STEPS_AHEAD = 1
 PAUSE_S, PAUSE_LOOK_S, PAUSE_GRACE_S = 300.0, 0.05, 5.0
-# Written out, since a JSON encoder run once a step is cold and takes longer than all the rest of it.
+# Written out, since a JSON encoder that seldom runs is cold and takes longer than all the rest.
 STEP_LINE = (
     '{"event": "step", "step": %d, "time": %r, "loss": %s, "tokens": %s, "step_time_s": %s, '
     '"settings": {"step": %d, %s}\n'
 )
 # What ends within TOGETHER_S of what was told last is told with the next, or by the serving thread within HELD_S.
-TOGETHER_S, HELD_S = 0.25, 1.0
+TOGETHER_S, HELD_S = 0.5, 1.0
+PLAIN = (float, int, type(None))
+# Read in place of a flag where there is none: no count of commands equals it.
+NO_FLAG = (-1,)
 # An operator who is gone for so long, or has sent nothing for so long, no longer holds the job.
 GONE_S, IDLE_S = 60.0, 900.0
 
@@ -158,7 +163,7 @@ class Hook(object):
         self._store, self._prefix = store, "rackside/%s/" % job
         self.settings = make_settings(0, microbatch, even_split(global_batch // microbatch, world_size))
         self._seen, self._written, self._pending, self._trouble = 0, 0, [], ""
-        self._told = None
+        self._flag, self._raised = NO_FLAG, None
         self._pauses, self._pause_until, self._pause_ids, self._closed = 0, None, [], False
         self._pid, self._ranks, self._server = os.getpid(), None, None
         place = {"rank": rank, "host": host or socket.gethostname(), "pid": os.getpid(), "device": device}
@@ -194,11 +199,12 @@ class Hook(object):
     def step(self, loss=None, tokens=None, step_time_s=None):
         """Once a step, at its boundary: report what ended, return the Settings of the step that begins.
 
-        The first call begins step 1. Alone and with nobody attached this takes a few microseconds; with a store, one
-        round trip to it.
+        The first call begins step 1. With nobody attached this takes a few microseconds; on other machines than rank
+        0's, one round trip to the store.
         """
         ended = self.settings
-        number = ended.step + 1
+        number, microbatch, microbatches, offsets = ended
+        number += 1
         server = self._server
         if server is not None and server.attached:
             try:
@@ -209,13 +215,13 @@ class Hook(object):
             if server is not None and server.commands:
                 self._accept(server, number + (STEPS_AHEAD if self._store is not None else 0))
             if self._store is not None:
-                self._fetch()
+                self._fetch(number)
         except Exception as error:
             self._give_up("the process group's store failed: %r" % (error,))
         if self._pending and self._pending[0]["step"] <= number:
             self._apply(number)
         else:
-            self.settings = Settings(number, ended.microbatch, ended.microbatches, ended.offsets)
+            self.settings = tuple.__new__(Settings, (number, microbatch, microbatches, offsets))
         if self._pause_until is not None:
             try:
                 self._wait_out(number)
@@ -239,6 +245,8 @@ class Hook(object):
         if self._server is not None and os.getpid() == self._pid:
             self._server.close()
             self._server = None
+        if self._raised is not None:
+            self._raised.close()
 
     def _serve(self, directory):
         try:
@@ -263,6 +271,11 @@ class Hook(object):
         try:
             self._store.set(self._prefix + "rank/%d" % self.rank, json.dumps(place))
             self._store.add(self._prefix + "ranks", 1)
+            if self._leads:
+                self._raised = made_flag()
+            if self._raised is not None:
+                self._store.set(self._prefix + "flag", json.dumps(self._raised.place))
+                self._store.add(self._prefix + "flags", 1)
         except Exception as error:
             self._give_up("the process group's store failed: %r" % (error,))
 
@@ -278,11 +291,14 @@ class Hook(object):
             self._ranks = [json.loads(self._text(self._prefix + "rank/%d" % r)) for r in range(self.world_size)]
             server.tell({"event": "ranks", "ranks": self._ranks})
         if ended.step:
-            if self._told is None or self._told[:2] != (ended.microbatch, ended.microbatches):
-                split = json.dumps({"microbatch": ended.microbatch, "microbatches": ended.microbatches})
-                self._told = (ended.microbatch, ended.microbatches, split[1:])
-            numbers = (ended.step, time.time(), number_text(loss), number_text(tokens), number_text(step_time_s))
-            server.tell_now((STEP_LINE % (*numbers, ended.step, self._told[2])).encode())
+            # What is no plain number, such as a tensor, may be another one by the time that it is sent.
+            if loss.__class__ not in PLAIN:
+                loss = finite(loss)
+            if tokens.__class__ not in PLAIN:
+                tokens = finite(tokens)
+            if step_time_s.__class__ not in PLAIN:
+                step_time_s = finite(step_time_s)
+            server.tell_step(ended, loss, tokens, step_time_s)
 
     def _text(self, key):
         value = self._store.get(key)
@@ -296,14 +312,22 @@ class Hook(object):
             if self._store is None:
                 self._pending.append(record)
             else:
-                # The record first, the counter after it: who sees the counter can read the record.
+                # The record first, the counter after it: who sees the counter can read the record. The flag before
+                # both: who sees that looks at the counter in each step until the two agree.
                 self._written += 1
+                if self._raised is not None:
+                    self._raised.numbers[0] = self._written
                 self._store.set(self._prefix + "command/%d" % self._written, json.dumps(record))
                 self._store.add(self._prefix + "commands", 1)
             server.state(command["id"], {"state": "scheduled", "step": record["step"]})
 
-    def _fetch(self):
-        """All ranks: read the counter (no collective) and the records behind it."""
+    def _fetch(self, number):
+        """All ranks: read the counter (no collective) and the records behind it, where the flag does not say that none
+        is new. Rank 0 has told of its flag, if it has one, before it gave its gradients of step 1."""
+        if number == 2 and int(self._store.add(self._prefix + "flags", 0)):
+            self._flag = found_flag(json.loads(self._text(self._prefix + "flag")))
+        if self._flag[0] == self._seen:
+            return
         count = int(self._store.add(self._prefix + "commands", 0))
         while self._seen < count:
             self._seen += 1
@@ -315,6 +339,8 @@ class Hook(object):
         now = Settings(number, now.microbatch, now.microbatches, now.offsets)
         while self._pending and self._pending[0]["step"] <= number:
             command, before = self._pending.pop(0), now
+            if command["step"] < number:
+                self._give_up("step %d began before rank 0 had ended the last: wait for the GPU once a step" % number)
             try:
                 if command["do"] == "pause":
                     self._pause_ids.append(command["id"])
@@ -409,6 +435,51 @@ def number_text(value):
     return "null" if value is None else repr(value)
 
 
+class Flag(object):
+    """How many commands rank 0 has written, in memory that it shares with the ranks on its machine: these look there at
+    no cost, instead of in the store. `place` leads to it; the mark tells it from what has that name elsewhere."""
+
+    def __init__(self):
+        self._file = os.memfd_create("rackside")
+        os.ftruncate(self._file, 16)
+        self.numbers = memoryview(mmap.mmap(self._file, 16)).cast("q")
+        self.numbers[1] = int.from_bytes(os.urandom(7), "little")
+        self.place = [machine(), "/proc/%d/fd/%d" % (os.getpid(), self._file), self.numbers[1]]
+
+    def close(self):
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def machine():
+    """This boot of this machine's kernel."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def made_flag():
+    """Rank 0's, or None where the system has no such memory."""
+    try:
+        return Flag()
+    except (OSError, AttributeError):
+        return None
+
+
+def found_flag(place):
+    """The numbers of rank 0's flag, or NO_FLAG on another machine or in a container that does not see rank 0."""
+    where, path, mark = place
+    try:
+        if where == machine() and stat.S_ISREG(os.stat(path).st_mode):
+            with open(path, "rb") as file:
+                numbers = memoryview(mmap.mmap(file.fileno(), 16, access=mmap.ACCESS_READ)).cast("q")
+            if numbers[1] == mark:
+                return numbers
+    except (OSError, ValueError):
+        pass
+    return NO_FLAG
+
+
 class UnsafeDirectory(Exception):
     """The socket's directory is not ours alone."""
 
@@ -450,7 +521,7 @@ class Server(threading.Thread):
         self.commands = collections.deque()
         self.attached = 0
         self._greeting = greeting
-        self._told_at = 0.0
+        self._told_at, self._split = 0.0, None
         self._outbox = collections.deque()
         self._states = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -500,14 +571,15 @@ class Server(threading.Thread):
         self._outbox.append((json.dumps(message).encode() + b"\n", False))
         self._wake()
 
-    def tell_now(self, line):
-        """Send a line to every attached client, after all that was told before; it is left out where one is slow.
+    def tell_step(self, *ended):
+        """Tell every attached client of a step, after all that was told before; it is left out where one is slow.
 
-        Lines that come in quick succession go together: what costs is to wake a client, not to tell it more.
+        Steps that come in quick succession go together: what costs is to write them down with cold caches, and to wake
+        a client, not to tell it more.
         """
-        self._outbox.append((line, True))
-        now = time.monotonic()
-        if now - self._told_at < TOGETHER_S:
+        now = time.time()
+        self._outbox.append(((now, ended), True))
+        if 0 <= now - self._told_at < TOGETHER_S:
             return
         self._told_at = now
         if not self._sending.acquire(False):
@@ -734,9 +806,19 @@ class Server(threading.Thread):
     def _hand_out(self):
         while self._outbox:
             line, droppable = self._outbox.popleft()
+            if droppable:
+                line = self._step_line(*line)
             for client in list(self._clients.values()):
                 if client.greeted and not (droppable and len(client.write) > LINE_LIMIT):
                     client.write += line
+
+    def _step_line(self, at, ended):
+        settings, loss, tokens, step_time_s = ended
+        if self._split is None or self._split[0] != settings[1:]:
+            split = json.dumps({"microbatch": settings.microbatch, "microbatches": settings.microbatches})
+            self._split = (settings[1:], split[1:])
+        numbers = (settings.step, at, number_text(loss), number_text(tokens), number_text(step_time_s))
+        return (STEP_LINE % (*numbers, settings.step, self._split[1])).encode()
 
     def _send_outbox(self):
         self._hand_out()

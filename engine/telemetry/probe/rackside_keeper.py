@@ -8,7 +8,7 @@ highest clock pp_dpm_sclk tells. A board is known by its PCI address; the consol
 import os
 
 import rackside_probe
-from rackside_leases import CLOCK_SLACK_MHZ, LOOK_S, LOOKS, Board
+from rackside_leases import CLOCK_SLACK_MHZ, LOOK_S, LOOKS, UNREAD, Board, kept_other
 from rackside_probe import Probe
 
 SYS = os.environ.get("RACKSIDE_SYS", "/sys")
@@ -131,6 +131,8 @@ class CardPower(CardBoard):
         card = self.gpus.answering(index)
         if card is None:
             return "there is no such AMD GPU on this node"
+        if milliwatts is None:
+            return UNREAD
         low, high = card.microwatts("power1_cap_min"), card.microwatts("power1_cap_max")
         if not high:
             return "this board has no power cap of its own: the other half of its module holds it"
@@ -147,7 +149,7 @@ class CardPower(CardBoard):
                 return refused
         after = self.now(index)
         if after is None or abs(after - milliwatts) >= 1000:
-            return "the driver took %d W and kept %s W" % (milliwatts // 1000, None if after is None else after / 1e3)
+            return kept_other(milliwatts, after)
         return ""
 
     def ours(self, index, lease):

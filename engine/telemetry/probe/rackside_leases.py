@@ -12,6 +12,7 @@ ERROR_NO_PERMISSION = 4
 ERROR_UNSUPPORTED = 3
 CLOCK_SLACK_MHZ = 45
 LOOKS, LOOK_S = 10, 0.1
+UNREAD = "what limit was in force before could not be read, so this one stays"
 SUDOERS = "'%s ALL=(root) NOPASSWD: {0} -pl *, {0} -lgc *, {0} -rgc'".format("/usr/bin/nvidia-smi -i *")
 
 
@@ -47,6 +48,8 @@ class Power(Board):
         gpu, nvml = self.gpus.answering(index), self.host.nvml
         if gpu is None:
             return "there is no such GPU on this node"
+        if milliwatts is None:
+            return UNREAD
         low, high = gpu.facts["power_limit_min_w"], gpu.facts["power_limit_max_w"]
         if not isinstance(low, str) and not low * 1000 <= milliwatts <= high * 1000:
             return "%d W is outside the %d to %d W that the board allows" % (milliwatts // 1000, low, high)
@@ -59,15 +62,19 @@ class Power(Board):
             if refused:
                 return refused
         after = self.now(index)
-        if after != milliwatts:
-            return "the driver took %d W and kept %s W" % (milliwatts // 1000, None if after is None else after / 1e3)
-        return ""
+        return "" if after == milliwatts else kept_other(milliwatts, after)
 
     def ours(self, index, lease):
         return self.now(index) in [lease["ours"], *lease["steps"]]
 
     def told(self, value):
         return None if value is None else value / 1000.0
+
+
+def kept_other(asked, kept):
+    """The driver took a limit in mW and shows another one, or none."""
+    shown = "does not tell what it kept" if kept is None else "kept %s W" % (kept / 1e3)
+    return "the driver took %d W and %s" % (asked // 1000, shown)
 
 
 class Clock(Board):
