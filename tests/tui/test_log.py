@@ -37,7 +37,7 @@ async def test_other_sessions_entries_appear_while_the_console_is_open(tmp_path:
         assert ["n03 GPU 3" in row or "n02 GPU 3" in row for row in rows(app)].count(True) == 2
         assert "n03 GPU 3" in rows(app)[1]
         assert "night@desk" in rows(app)[1]
-        assert any(row.startswith("  measured   step 2.70 s, tokens/s 388,000, hottest 77 C") for row in rows(app))
+        assert any(row.startswith("  measured   step 2.70 s, 388k tok/s, hottest 77 C") for row in rows(app))
 
 
 async def test_enter_goes_to_the_gpu_and_a_filter_limits(tmp_path: Path) -> None:

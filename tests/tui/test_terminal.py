@@ -102,6 +102,71 @@ def test_over_ssh_in_tmux(make_terminal: MakeTerminal, make_sshd: Callable[..., 
     assert (t.state("alternate_on"), t.state("cursor_flag"), t.state("mouse_any_flag")) == ("0", "1", "0")
 
 
+def test_a_walk_through_the_whole_console(make_terminal: MakeTerminal, tmp_path: Path) -> None:
+    """Every pane, every way of looking, and what is kept for the next time."""
+    t = make_terminal(100, 30)
+    t.type(f"cd {shlex.quote(str(tmp_path))}")  # where a recording goes
+    t.type(f"{DEMO} --theme light")
+    t.until("4/4 nodes", "tok/s", "n04 GPU 0")
+    t.keys("x")
+    t.until("[", "to slowdown", "limit 87 C")
+    for keys, texts in (
+        ("2", ["Links of n04", "GB/s each way"]),
+        ("v", ["share of peak", "ports"]),
+        ("n", ["Links, share of peak"]),
+        ("v", ["Links, GB/s each way"]),
+        ("3", ["Plans for llama3-8b-demo", "tok/s"]),
+        ("4", ["Alarms", "None in this session"]),
+        ("5", ["measured"]),
+        ("6", ["Log of actions", "Nothing was done here yet"]),
+        ("Tab", ["n04 GPU"]),
+        ("?", ["What every console, command and guard did"]),
+    ):
+        t.keys(keys)
+        t.until(*texts)
+    t.keys("q")
+    t.until("q Quit")
+    for title in ("Power", "SM clock", "Utilisation", "Memory", "Settles at", "Limit in", "Throttle", "Temperature"):
+        t.keys("c")
+        t.when(lambda shown, title=title: title in shown.splitlines()[1][:24], title)  # type: ignore[misc]
+    t.keys("-")
+    t.when(lambda shown: "* n04" not in shown, "a character a GPU")
+    t.keys("+")
+    t.until("* n04")
+    t.keys("g")
+    t.until("n03 or n03:5")
+    t.type("n02:3")
+    t.until("n02 GPU 3")
+    t.keys("2")
+    t.until("GB/s each way")
+    t.keys("/")
+    t.until("nothing shows all")
+    t.type("mlx5_1")
+    t.until("  /mlx5_1", "READ-ONLY")
+    t.keys("y")
+    t.until("in the clipboard")
+    t.keys("R")
+    t.until("REC ")
+    t.keys("R")
+    t.when(lambda shown: "REC " not in shown, "that it records no more")
+    assert len(list(tmp_path.glob("*.rks"))) == 1
+    t.keys("C-p")
+    t.until("Search for commands")
+    t.keys("Escape")
+    t.when(lambda shown: "Search for commands" not in shown, "no palette")
+    t.keys("6")
+    t.until("Log of actions")
+    t.keys("q")
+    t.until("ready>")
+    assert "Traceback" not in t.screen()
+    t.type(DEMO)
+    t.until("Log of actions", "4/4 nodes")
+    kept = json.loads((tmp_path / "state/rackside/look.json").read_text())
+    assert (kept["pane"], kept["theme"]) == ("log", "textual-light")
+    t.keys("q")
+    t.until("ready>")
+
+
 def colours(shown: str) -> set[str]:
     """The kinds of colour in a captured screen: true, 256 or basic."""
     found = set()

@@ -12,13 +12,12 @@ from textual.containers import VerticalScroll
 from textual.geometry import Region
 
 from engine.telemetry.text import clean
-from tui.widgets.figures import number
+from tui.widgets.figures import large, number
 from tui.widgets.lines import STAGE_STYLE
 from tui.widgets.pane import Pane
 
 Entry = Mapping[str, Any]
 PAGE, LONGEST = 10, 400
-METRICS = (("step_s", "step", 2, "s"), ("tokens_per_s", "tokens/s", 0, ""), ("peak_c", "hottest", 0, "C"))
 
 
 class Log(Pane, can_focus=True):
@@ -127,8 +126,15 @@ def _story(entry: Entry) -> list[str]:
 def _outlook(found: object) -> str:
     if not isinstance(found, Mapping):
         return ""
-    known = [(name, found.get(key), digits, unit) for key, name, digits, unit in METRICS]
-    return ", ".join(f"{n} {number(float(v), d, u)}" for n, v, d, u in known if isinstance(v, int | float))
+    step, tokens, peak = (_float(found.get(name)) for name in ("step_s", "tokens_per_s", "peak_c"))
+    told = [f"step {number(step, 2, 's')}" if step is not None else ""]
+    told += [f"{large(tokens)} tok/s" if tokens is not None else ""]
+    told += [f"hottest {number(peak, 0, 'C')}" if peak is not None else ""]
+    return ", ".join(word for word in told if word)
+
+
+def _float(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def place_of(entry: Entry, nodes: Sequence[str]) -> tuple[int, int] | None:
