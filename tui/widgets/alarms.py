@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from rich.text import Text
-from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.geometry import Region
 
@@ -14,7 +12,7 @@ from engine.act.action import Ticket
 from engine.act.alarm import Alarm, Shelved, State
 from tui.widgets.figures import age, clock
 from tui.widgets.lines import ALARM_STYLE, STAGE_STYLE
-from tui.widgets.pane import Pane
+from tui.widgets.listing import Listing
 
 MARK = {State.NEW: "*", State.ACKNOWLEDGED: " ", State.RETURNED: "~"}
 """By shape, too: what nobody has seen, and what went before anybody did."""
@@ -23,17 +21,8 @@ TOLD = 4
 """Lines that the chosen one takes at most on a usual screen."""
 
 
-class Alarms(Pane, can_focus=True):
+class Alarms(Listing):
     """Up and down move the cursor; the keys that act on what is under it are the console's own."""
-
-    wraps = True
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("home", "move(-9999)", "first", show=False),
-        Binding("end", "move(9999)", "last", show=False),
-        Binding("escape", "app.pane_gpu", "back", show=False),
-    ]
 
     def __init__(self, id: str, plain: bool = False) -> None:
         super().__init__(id, plain)
@@ -55,7 +44,7 @@ class Alarms(Pane, can_focus=True):
         self._alarms = tuple(a for a in alarms if wanted.lower() in a.text.lower())
         self._shelved = tuple(s for s in shelved if wanted.lower() in s.text.lower())
         self._tickets, self._now, self._wanted = tuple(tickets), now, wanted
-        self._draw()
+        self.redraw()
 
     @property
     def shown(self) -> list[str]:
@@ -75,21 +64,12 @@ class Alarms(Pane, can_focus=True):
         every, chosen = self._all, self.chosen
         if chosen is not None:
             self._key = every[max(0, min(len(every) - 1, every.index(chosen) + by))].key
-            self._draw()
+            self.redraw()
             line = 1 + self._all.index(self.chosen or every[0]) + (2 if isinstance(self.chosen, Shelved) else 0)
             if isinstance(self.parent, VerticalScroll):
                 self.parent.scroll_to_region(Region(0, line, 1, TOLD), animate=False)
 
-    def on_focus(self) -> None:
-        self._draw()
-
-    def on_blur(self) -> None:
-        self._draw()
-
-    def _draw(self) -> None:
-        self.fill(lambda w, h: self._text(max(20, w or 60)))
-
-    def _text(self, width: int) -> Text:
+    def listed(self, width: int) -> Text:
         text, chosen = Text(), self.chosen if self.has_focus else None
         text.append("Alarms", "bold")
         text.append(f"  /{self._wanted}" if self._wanted else "", "bold cyan")

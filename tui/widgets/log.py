@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.text import Text
-from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.geometry import Region
 
 from engine.telemetry.text import clean
 from tui.widgets.figures import large, number
 from tui.widgets.lines import STAGE_STYLE
-from tui.widgets.pane import Pane
+from tui.widgets.listing import Listing
 
 Entry = Mapping[str, Any]
-PAGE, LONGEST = 10, 400
+LONGEST = 400
 
 
-class Log(Pane, can_focus=True):
+class Log(Listing):
     """Up and down move the cursor; what it stands on is told in full."""
-
-    wraps = True
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("pageup", f"move(-{PAGE})", "page up", show=False),
-        Binding("pagedown", f"move({PAGE})", "page down", show=False),
-        Binding("home", "move(-9999)", "first", show=False),
-        Binding("end", "move(9999)", "last", show=False),
-        Binding("escape", "app.pane_gpu", "back", show=False),
-    ]
 
     def __init__(self, id: str, plain: bool = False) -> None:
         super().__init__(id, plain)
@@ -44,7 +32,7 @@ class Log(Pane, can_focus=True):
         """`entries` as the audit log has them, oldest first; `wanted` limits them to those that hold these words."""
         self._wanted = wanted
         self._entries = [e for e in reversed(entries) if wanted.lower() in _words(e).lower()]
-        self._draw()
+        self.redraw()
 
     @property
     def chosen(self) -> Entry | None:
@@ -56,20 +44,11 @@ class Log(Pane, can_focus=True):
         if chosen is not None:
             at = max(0, min(len(self._entries) - 1, self._entries.index(chosen) + by))
             self._key = _key(self._entries[at]) if at else ()
-            self._draw()
+            self.redraw()
             if isinstance(self.parent, VerticalScroll):
                 self.parent.scroll_to_region(Region(0, at, 1, 2 + len(_story(self._entries[at]))), animate=False)
 
-    def on_focus(self) -> None:
-        self._draw()
-
-    def on_blur(self) -> None:
-        self._draw()
-
-    def _draw(self) -> None:
-        self.fill(lambda w, h: self._text(max(20, w or 60)))
-
-    def _text(self, width: int) -> Text:
+    def listed(self, width: int) -> Text:
         text, chosen = Text(), self.chosen if self.has_focus else None
         text.append("Log of actions", "bold")
         text.append(f"  /{self._wanted}" if self._wanted else "", "bold cyan")

@@ -1,0 +1,46 @@
+"""A pane with a cursor: up and down move it, escape leaves it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+
+from tui.widgets.pane import Pane
+
+PAGE, ALL = 10, 9999
+
+
+class Listing(Pane, can_focus=True):
+    """What derives from it says what `action_move` does, and gives its `listed` text, which shows the cursor while it
+    has the focus."""
+
+    wraps = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup", f"move(-{PAGE})", "page up", show=False),
+        Binding("pagedown", f"move({PAGE})", "page down", show=False),
+        Binding("home", f"move(-{ALL})", "first", show=False),
+        Binding("end", f"move({ALL})", "last", show=False),
+        Binding("escape", "app.pane_gpu", "back", show=False),
+    ]
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor by so many lines."""
+        raise NotImplementedError
+
+    def listed(self, width: int) -> Text:
+        """The text at a width."""
+        raise NotImplementedError
+
+    def on_focus(self) -> None:
+        self.redraw()
+
+    def on_blur(self) -> None:
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draw it as it stands now."""
+        self.fill(lambda w, _: self.listed(max(20, w or 60)))
