@@ -44,7 +44,7 @@ class Alarms(Listing):
         self._alarms = tuple(a for a in alarms if wanted.lower() in a.text.lower())
         self._shelved = tuple(s for s in shelved if wanted.lower() in s.text.lower())
         self._tickets, self._now, self._wanted = tuple(tickets), now, wanted
-        self.redraw()
+        self.fill(lambda w, _: self._text(max(20, w or 60)))
 
     @property
     def shown(self) -> list[str]:
@@ -64,12 +64,12 @@ class Alarms(Listing):
         every, chosen = self._all, self.chosen
         if chosen is not None:
             self._key = every[max(0, min(len(every) - 1, every.index(chosen) + by))].key
-            self.redraw()
+            self.refill()
             line = 1 + self._all.index(self.chosen or every[0]) + (2 if isinstance(self.chosen, Shelved) else 0)
             if isinstance(self.parent, VerticalScroll):
                 self.parent.scroll_to_region(Region(0, line, 1, TOLD), animate=False)
 
-    def listed(self, width: int) -> Text:
+    def _text(self, width: int) -> Text:
         text, chosen = Text(), self.chosen if self.has_focus else None
         text.append("Alarms", "bold")
         text.append(f"  /{self._wanted}" if self._wanted else "", "bold cyan")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
 from textual.binding import Binding, BindingType
 
 from tui.widgets.pane import Pane
@@ -13,8 +12,8 @@ PAGE, ALL = 10, 9999
 
 
 class Listing(Pane, can_focus=True):
-    """What derives from it says what `action_move` does, and gives its `listed` text, which shows the cursor while it
-    has the focus."""
+    """What derives from it has the `action_move`, and fills itself with a text that shows the cursor while it has the
+    focus."""
 
     wraps = True
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -27,20 +26,8 @@ class Listing(Pane, can_focus=True):
         Binding("escape", "app.pane_gpu", "back", show=False),
     ]
 
-    def action_move(self, by: int) -> None:
-        """Move the cursor by so many lines."""
-        raise NotImplementedError
-
-    def listed(self, width: int) -> Text:
-        """The text at a width."""
-        raise NotImplementedError
-
     def on_focus(self) -> None:
-        self.redraw()
+        self.refill()
 
     def on_blur(self) -> None:
-        self.redraw()
-
-    def redraw(self) -> None:
-        """Draw it as it stands now."""
-        self.fill(lambda w, _: self.listed(max(20, w or 60)))
+        self.refill()

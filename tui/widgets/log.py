@@ -32,7 +32,7 @@ class Log(Listing):
         """`entries` as the audit log has them, oldest first; `wanted` limits them to those that hold these words."""
         self._wanted = wanted
         self._entries = [e for e in reversed(entries) if wanted.lower() in _words(e).lower()]
-        self.redraw()
+        self.fill(lambda w, _: self._text(max(20, w or 60)))
 
     @property
     def chosen(self) -> Entry | None:
@@ -44,11 +44,11 @@ class Log(Listing):
         if chosen is not None:
             at = max(0, min(len(self._entries) - 1, self._entries.index(chosen) + by))
             self._key = _key(self._entries[at]) if at else ()
-            self.redraw()
+            self.refill()
             if isinstance(self.parent, VerticalScroll):
                 self.parent.scroll_to_region(Region(0, at, 1, 2 + len(_story(self._entries[at]))), animate=False)
 
-    def listed(self, width: int) -> Text:
+    def _text(self, width: int) -> Text:
         text, chosen = Text(), self.chosen if self.has_focus else None
         text.append("Log of actions", "bold")
         text.append(f"  /{self._wanted}" if self._wanted else "", "bold cyan")

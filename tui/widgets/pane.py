@@ -46,6 +46,11 @@ class Pane(Static):
         self._of_size = of_size
         self.draw(of_size(*self.size))
 
+    def refill(self) -> None:
+        """Show the same once more: what it is made from has changed."""
+        if self._of_size is not None:
+            self.draw(self._of_size(*self.size))
+
     def on_resize(self, event: Resize) -> None:
         if self._of_size is not None:
             self.draw(self._of_size(*event.size))
