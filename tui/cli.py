@@ -180,7 +180,7 @@ def _audit(given: Any) -> int:
         if given.json:
             print(json.dumps(entry))
         else:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("at") or entry.get("time") or 0)))
             what = f"{entry.get('title')} - {entry.get('stage')}"
             print(
                 f"{when}  {entry.get('operator')}  {entry.get('cluster')}  {what} {entry.get('reason') or ''}".rstrip()

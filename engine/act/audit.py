@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,8 +36,8 @@ class Audit:
         self.path = path
 
     def write(self, cluster: str, ticket: Ticket) -> None:
-        """Append the ticket as it stands; AuditError when it did not reach the disk."""
-        line = json.dumps(record(cluster, ticket), ensure_ascii=True) + "\n"
+        """Append the ticket as it stands, and `at` when; AuditError when it did not reach the disk."""
+        line = json.dumps({**record(cluster, ticket), "at": time.time()}, ensure_ascii=True) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -34,6 +34,7 @@ def test_every_change_is_a_line_with_what_was_asked_and_predicted(tmp_path: Path
     audit.write("lab", TICKET)
     audit.write("lab", replace(TICKET, stage=Stage.DONE))
     first, second = audit.read()
+    assert first["time"] == second["time"] == TICKET.time < first["at"] <= second["at"], "when it came to that"
     assert (first["stage"], second["stage"]) == ("pending", "done")
     assert first["operator"] == "ops@here"
     assert first["cluster"] == "lab"

@@ -8,7 +8,7 @@ from typing import Any
 from engine.act.action import Outlook, Stage, Ticket
 from engine.act.audit import Audit
 from tests.parts.still import NOON, still
-from tui.widgets.log import place_of
+from tui.widgets.log import actions, place_of
 
 
 def done(app: Any, id: str, at: float, node: str = "n02", operator: str = "night@desk") -> Ticket:
@@ -38,6 +38,16 @@ async def test_other_sessions_entries_appear_while_the_console_is_open(tmp_path:
         assert "n03 GPU 3" in rows(app)[1]
         assert "night@desk" in rows(app)[1]
         assert any(row.startswith("  measured   step 2.70 s, 388k tok/s, hottest 77 C") for row in rows(app))
+
+
+def test_an_action_is_listed_once_with_its_stages() -> None:
+    first: dict[str, Any] = {"id": "a", "time": 1.0, "stage": "pending", "at": 1.0}
+    log = [first, {**first, "stage": "done", "at": 2.0}, {"id": "b", "time": 3.0, "stage": "done", "at": 3.5}]
+    log += [{**log[1], "measured": {"step_s": 2.0}}, {**first, "stage": "undone", "at": 4.0}]
+    one, two = actions(log)
+    assert (one["id"], one["stage"], one["measured"]) == ("a", "undone", {"step_s": 2.0})
+    assert one["stages"] == {"pending": 1.0, "done": 2.0, "undone": 4.0}
+    assert (two["id"], two["stages"]) == ("b", {"done": 3.5})
 
 
 async def test_enter_goes_to_the_gpu_and_a_filter_limits(tmp_path: Path) -> None:
@@ -83,7 +93,7 @@ async def test_whatever_stands_in_the_log_is_drawn(tmp_path: Path) -> None:
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("6")
         odd: list[Any] = [{"time": "x", "predicted": 3, "measured": []}, {"asked": {"limits_w": {"n1": None}}}]
-        app.log_list.show([{}, *odd, {"title": "\x1b]52;c;x\x07", "stage": 5}])
+        app.log_list.show([{}, {"id": [], "stage": {}, "title": "odd"}, *odd, {"title": "\x1b]52;c;x\x07", "stage": 5}])
         assert app.log_list.text.count("None - ") == 3
         assert "\x1b" not in app.log_list.text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from textual.pilot import Pilot
@@ -33,7 +34,8 @@ def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def logged(app: RacksideApp) -> None:
     """An action that is done, in this session and in the log."""
     made = ticket(app, Stage.DONE)
-    Audit(app.control.audit_path).write(app.control.cluster.name, made)
+    with patch("time.time", return_value=made.time + 1.0):
+        Audit(app.control.audit_path).write(app.control.cluster.name, made)
 
 
 def pressing(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:

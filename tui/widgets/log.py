@@ -1,4 +1,4 @@
-"""What was done on this cluster, by whom, and what came of it: every session's entries of the log, the newest first."""
+"""What was done on this cluster, by whom, and what came of it: every session's actions, the newest first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.geometry import Region
 
 from engine.telemetry.text import clean
-from tui.widgets.figures import large, number
+from tui.widgets.figures import clock, large, number
 from tui.widgets.lines import STAGE_STYLE
 from tui.widgets.listing import Listing
 
@@ -26,24 +26,25 @@ class Log(Listing):
         super().__init__(id, plain)
         self._entries: list[Entry] = []
         self._wanted = ""
-        self._key: tuple[object, ...] = ()
+        self._key: object = None
 
     def show(self, entries: Sequence[Entry], wanted: str = "") -> None:
-        """`entries` as the audit log has them, oldest first; `wanted` limits them to those that hold these words."""
+        """`entries` as the audit log has them, oldest first, a line for each change of an action; `wanted` limits the
+        actions to those that hold these words."""
         self._wanted = wanted
-        self._entries = [e for e in reversed(entries) if wanted.lower() in _words(e).lower()]
+        self._entries = [e for e in reversed(actions(entries)) if wanted.lower() in _words(e).lower()]
         self.fill(lambda w, _: self._text(max(20, w or 60)))
 
     @property
     def chosen(self) -> Entry | None:
         """What the cursor stands on: it stays there while others come; at the top it goes with the newest."""
-        return next((e for e in self._entries if _key(e) == self._key), next(iter(self._entries), None))
+        return next((e for e in self._entries if e.get("id") == self._key), next(iter(self._entries), None))
 
     def action_move(self, by: int) -> None:
         chosen = self.chosen
         if chosen is not None:
             at = max(0, min(len(self._entries) - 1, self._entries.index(chosen) + by))
-            self._key = _key(self._entries[at]) if at else ()
+            self._key = self._entries[at].get("id") if at else None
             self.refill()
             if isinstance(self.parent, VerticalScroll):
                 self.parent.scroll_to_region(Region(0, at, 1, 2 + len(_story(self._entries[at]))), animate=False)
@@ -69,14 +70,20 @@ class Log(Listing):
         return text
 
 
-def _key(entry: Entry) -> tuple[object, ...]:
-    return (entry.get("id"), entry.get("stage"), entry.get("time"), entry.get("step"), entry.get("measured") is None)
+def actions(entries: Sequence[Entry]) -> list[Entry]:
+    """Each action once, in the order in which they were confirmed: as it stands now, with what was measured of it and,
+    as `stages`, when it came to which."""
+    found: dict[str, dict[str, Any]] = {}
+    for place, entry in enumerate(entries):
+        known = found.get(key := str(entry.get("id", place)), {})
+        stages = {**known.get("stages", {}), str(entry.get("stage")): entry.get("at")}
+        found[key] = {**entry, "measured": entry.get("measured") or known.get("measured"), "stages": stages}
+    return list(found.values())
 
 
 def _when(entry: Entry) -> str:
     """The day, too: a log reaches back over nights."""
-    told = entry.get("time")
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(told if isinstance(told, int | float) else 0))
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(_float(entry.get("time")) or 0))
 
 
 def _style(entry: Entry) -> str:
@@ -93,6 +100,9 @@ def _words(entry: Entry) -> str:
 def _story(entry: Entry) -> list[str]:
     """What was expected of it, and what came."""
     told = [f"id {entry.get('id')}" + (f", undoes {entry.get('undoes')}" if entry.get("undoes") else "")]
+    times = [(stage, _float(at)) for stage, at in entry.get("stages", {}).items()]
+    came = ", ".join(f"{stage} {clock(at)}" for stage, at in times if at is not None)
+    told += [came] if came else []
     predicted, measured = entry.get("predicted"), entry.get("measured")
     if isinstance(predicted, Mapping):
         before, after = (_outlook(predicted.get(name)) for name in ("before", "after"))
