@@ -24,9 +24,10 @@ import rackside_trainers
 
 from engine.job import CommandState
 from engine.job.protocol import PauseEvent
+from tests.parts.gate import DIES, RANKS, SHARE, read, write
 from tests.parts.jobs import Attached, attached
 from tests.parts.missing import need
-from tests.parts.trainers import DIES, LOOPS, RANKS, SHARE, read, write
+from tests.parts.trainers import LOOPS
 from tests.parts.waiting import until
 
 STEPS = 20
