@@ -46,25 +46,10 @@ HOUR_S = 3600
 ACT_S, JOB_S, OUTAGE_S, PRESS_S = 5, 20, 60, 7
 """How often, in seconds: an action, another job, a node that is lost for ten of them, a key."""
 STEP_S = 2.0
-KEYS = [
-    "1",
-    "2",
-    "3",
-    "4",
-    "asterisk",
-    "5",
-    "c",
-    "x",
-    "down",
-    "n",
-    "plus",
-    "minus",
-    "tab",
-    "t",
-    "escape",
-    "question_mark",
-    "escape",
-]
+KEYS = (
+    *("1", "2", "v", "v", "3", "4", "asterisk", "5", "6", "c", "x", "down", "n", "plus", "minus", "tab"),
+    *("t", "escape", "question_mark", "escape"),
+)
 SAMPLES = 80
 """How often memory is looked at over the whole."""
 
