@@ -53,6 +53,16 @@ async def test_every_theme_of_the_command_line_is_one(tmp_path: Path) -> None:
             assert app.theme == name
 
 
+async def test_the_racks_take_another_theme_at_once(tmp_path: Path) -> None:
+    app = still(tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        grounds = lambda: {s.style.bgcolor.name for s in app.racks.render_line(1) if s.style and s.style.bgcolor}  # noqa: E731
+        assert grounds() == set(), "the terminal's own"
+        app.theme = "textual-light"
+        await pilot.pause()
+        assert grounds() == {app.racks.rich_style.bgcolor.name}  # type: ignore[union-attr]
+
+
 async def test_reduced_motion_has_no_blinking_cursor(tmp_path: Path) -> None:
     app = still(tmp_path, still=True)
     async with app.run_test(size=(80, 24)) as pilot:

@@ -192,6 +192,11 @@ class Elevation(ScrollView, can_focus=True):
     def _in_view(self) -> tuple[int, int, int]:
         return (*self.scroll_offset, self.size.width)
 
+    def notify_style_update(self) -> None:
+        """Another theme."""
+        self._drawn = {}
+        super().notify_style_update()
+
     def render_line(self, y: int) -> Strip:
         if self._view != self._in_view:
             self._view, self._drawn = self._in_view, {}
@@ -217,7 +222,9 @@ class Elevation(ScrollView, can_focus=True):
             begins = first
         strip = Strip(segments or [Segment(" ", PLAIN)])
         whole = strip.crop(first - begins, first - begins + width).extend_cell_length(width, PLAIN)
-        return whole.apply_style(self.rich_style)  # the theme's ground and letters
+        # Gaps between blocks in the theme's ground would be a quarter more for a slow line to carry: the terminal's own
+        # does as well, where it is dark.
+        return whole if self.app.current_theme.dark else whole.apply_style(self.rich_style)
 
     def _block(self, block: Block) -> list[Segment]:
         if block.kind is Kind.RACK:
