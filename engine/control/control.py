@@ -365,11 +365,14 @@ class Control:
         return bool({hosts.get(node) for node in _nodes_of(action)} & {r.host for r in job.ranks})
 
     def nodes_reached(self, action: Action) -> int:
-        """How many nodes an action touches: those of its limits, or those of the job's ranks."""
+        """How many nodes an action touches: those of its limits, or those of the job's ranks; the most it can be while
+        the job has not told where all of them run."""
         if not isinstance(action, JobAction):
             return len(_nodes_of(action))
-        job = next((j for j in self.jobs.statuses.values() if j.name == action.job), None)
-        return max(1, len({r.host for r in job.ranks})) if job else 1
+        job = next((j for j in self.jobs.statuses.values() if j.attached and j.name == action.job), None)
+        if job is None or len(job.ranks) < job.world_size:
+            return min(len(self.cluster.nodes), job.world_size if job else len(self.cluster.nodes))
+        return len({r.host for r in job.ranks})
 
     def confirm(self, proposal: Proposal, steal: str = "") -> Ticket:
         """Carry out a proposal; `steal` is the reason to take the job from another operator. Refused or AuditError,

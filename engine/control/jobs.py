@@ -36,6 +36,7 @@ class Jobs:
         self._attached: dict[tuple[str, str], _Attached] = {}
         self.statuses: dict[str, JobStatus] = {}
         self._selected = ""
+        self._ambiguous: set[str] = set()
         self._closing = False
 
     @property
@@ -131,10 +132,25 @@ class Jobs:
             self._publish(JobStatus(name, node, clean(path, 200), attached=False, reason=why, greeted=False))
 
     def _publish(self, status: JobStatus) -> None:
+        status = replace(status, name=self._distinct(status))
+        twins = [s for s in self.statuses.values() if s.attached and s.name == status.name and s.key != status.key]
+        if status.attached and twins:
+            self._ambiguous.add(status.name)
+            for twin in (*twins, status):
+                self._publish(twin)
+            return
         self.statuses[status.key] = status
         for key in [key for key, known in self.statuses.items() if not known.attached][:-GONE_KEPT]:
             del self.statuses[key]
         self._told(status)
+
+    def _distinct(self, status: JobStatus) -> str:
+        """What a job is called here. Actions name their job, so one of two that call themselves the same must never be
+        taken for the other: both are called by their sockets from then on."""
+        socket = status.socket.rpartition("/")[2].removesuffix(".sock")
+        return next(
+            n for n in (status.given or status.name, f"{socket}@{status.node}", status.key) if n not in self._ambiguous
+        )
 
     async def submit(
         self, ticket: Ticket, action: JobAction, timeout_s: float, progress: Callable[[Ticket], None]
@@ -178,6 +194,7 @@ class Jobs:
 def _greeted(node: str, path: str, greeting: Greeting) -> JobStatus:
     return JobStatus(
         name=clean(greeting.job, 60),
+        given=clean(greeting.job, 60),
         node=node,
         socket=path,
         attached=True,

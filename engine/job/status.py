@@ -18,7 +18,8 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """`node` and `socket` name the hook; `can` what it offers; times in unix seconds.
+    """`node` and `socket` name the hook; `can` what it offers; times in unix seconds. `name` is unique among attached
+    jobs; `given` is what the job calls itself.
 
     `reason` says why a job that is not attached is gone; empty when it ended well. A socket that never greeted is a
     status, too, so that the screen can say why no job is there. `holder` is the operator whose commands it takes now.
@@ -50,6 +51,7 @@ class JobStatus:
     holder: str = ""
     held_since: float | None = None
     held_because: str = ""
+    given: str = ""
 
     @property
     def key(self) -> str:
