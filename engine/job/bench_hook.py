@@ -119,7 +119,7 @@ def _listener(path: str, start: Any) -> None:
 
 
 @contextmanager
-def commanded(folder: str, ranks: int, step_s: float) -> Iterator[Commanded]:
+def commanded(folder: str, ranks: int, step_s: float, apart: bool = False) -> Iterator[Commanded]:
     """A job `bench` whose hook listens in `folder`, and which notes when commands come and when they are in force.
 
     Its ranks meet at a barrier in each step, as real ones do when they synchronise gradients.
@@ -130,7 +130,7 @@ def commanded(folder: str, ranks: int, step_s: float) -> Iterator[Commanded]:
         for rank in range(ranks):
             ours, theirs = _spawn.Pipe(duplex=False)
             pipes.append(ours)
-            rest.enter_context(_process(_obedient, rank, ranks, store, folder, step_s, meeting, theirs))
+            rest.enter_context(_process(_obedient, rank, ranks, store, folder, step_s, apart, meeting, theirs))
         _appears(f"{folder}/bench.sock")
         yield Commanded(meeting, pipes)
 
@@ -167,8 +167,12 @@ class _Arrivals(collections.deque[dict[str, Any]]):
         super().append(command)
 
 
-def _obedient(rank: int, ranks: int, store: Any, folder: str, step_s: float, meeting: Any, result: Connection) -> None:
+def _obedient(
+    rank: int, ranks: int, store: Any, folder: str, step_s: float, apart: bool, meeting: Any, result: Connection
+) -> None:
     swept, arrivals, steps = np.zeros(SWEPT), _Arrivals(), {}
+    if apart:
+        rackside_hook.machine = lambda: str(rank)
     hook = Hook("bench", 4, 8 * ranks, rank, ranks, _joined(store), folder, tokens_per_sample=4096)
     if hook._server is not None:
         hook._server.commands = arrivals

@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 import warnings
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,13 @@ from tests.parts.waiting import until
 
 
 def light_store() -> Any:
-    """A store of one process, which counts what is asked of it."""
+    """A store of one process."""
     values: dict[str, Any] = {}
 
     class Store:
-        set, get, asked = values.__setitem__, values.__getitem__, 0
+        set, get = values.__setitem__, values.__getitem__
 
         def add(self, key: str, amount: int) -> int:
-            self.asked += 1
             values[key] = values.get(key, 0) + amount
             return int(values[key])
 
@@ -75,35 +73,6 @@ async def test_further_processes_of_a_rank_follow_it(folder: Path) -> None:
     assert {(s.step, s.microbatch) for s in settings} == {(6, 2)}
     for hook in hooks:
         hook.close()
-
-
-def test_ranks_of_one_machine_look_at_the_flag_and_others_at_the_store(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Idle, rank 0 and its neighbour ask the store for nothing; all change at the same step, wherever they are."""
-    store = light_store()
-    with ExitStack() as hooks:
-        ranks = [hooks.enter_context(Hook("job", 4, 48, rank, 3, store, str(folder))) for rank in range(3)]
-        for number in (1, 2):
-            [hook.step() for hook in ranks[:2]]
-            with monkeypatch.context() as elsewhere:
-                elsewhere.setattr(rackside_hook, "machine", lambda: "another")
-                assert ranks[2].step().step == number
-        line = Line(folder / "job.sock")
-        line.greet()
-        before = []
-        for hook in ranks:
-            asked = store.asked
-            [hook.step() for _ in range(5)]
-            before.append(store.asked - asked)
-        assert before == [1, 0, 5], "rank 0 asked once, to tell its console where the ranks are"
-        line.say({"id": "a", "do": "microbatch", "microbatch": 2})
-        assert any(line.hear().get("event") == "holder" for _ in range(9))
-        seen = []
-        while not seen or seen[-1] != [2, 2, 2]:
-            seen.append([hook.step().microbatch for hook in ranks])
-        assert [4, 4, 4] in seen
-        assert all(len(set(each)) == 1 for each in seen), "no step with two settings"
 
 
 def test_what_is_not_rank_0s_flag_is_not_taken_for_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ For trying the hook, and for fast tests; the same conditions hold as in train_dd
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import multiprocessing
 import socket
@@ -39,11 +40,14 @@ class Rendezvous(socketserver.ThreadingTCPServer):
         with self.lock:
             if ask["op"] == "set":
                 self.values[ask["key"]] = ask["value"]
+                self.lock.notify_all()
                 return None
             if ask["op"] == "get":
+                self.lock.wait_for(lambda: ask["key"] in self.values)
                 return self.values[ask["key"]]
             if ask["op"] == "add":
                 self.values[ask["key"]] = int(self.values.get(ask["key"], 0)) + ask["value"]
+                self.lock.notify_all()
                 return self.values[ask["key"]]
             parts = self.sums.setdefault(ask["key"], [])
             parts.append(np.array(ask["value"]))
@@ -64,13 +68,23 @@ class Store:
     """The ranks' side: what a process group's store offers, and an all-reduce."""
 
     def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
         self._connection = socket.create_connection(address)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._lines = self._connection.makefile("r")
+        self._lock = threading.Lock()
 
     def _ask(self, **ask: Any) -> Any:
-        self._connection.sendall(json.dumps(ask).encode() + b"\n")
-        return json.loads(self._lines.readline())
+        with self._lock:
+            self._connection.sendall(json.dumps(ask).encode() + b"\n")
+            return json.loads(self._lines.readline())
+
+    def clone(self) -> Store:
+        """The same on a connection of its own: a `get` that waits there holds nobody up."""
+        return Store(self._address)
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """How long `get` waits for a key; here for ever, so that `timeout` must be long."""
 
     def set(self, key: str, value: str) -> None:
         self._ask(op="set", key=key, value=value)
@@ -95,7 +109,7 @@ def train(rank: int, address: tuple[str, int], options: argparse.Namespace) -> N
         global_batch=options.global_batch,
         rank=rank,
         world_size=options.ranks,
-        store=store,
+        store=Store(address),
         directory=options.hook_directory,
         framework="light",
         device=str(rank),

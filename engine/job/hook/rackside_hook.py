@@ -23,10 +23,12 @@ offering changes. Trainers that own their loop have adapters: `rackside hook --f
 
 import atexit
 import collections
+import datetime
 import json
 import math
 import mmap
 import os
+import queue
 import re
 import selectors
 import socket
@@ -58,6 +60,12 @@ TOGETHER_S, HELD_S = 0.5, 1.0
 PLAIN = (float, int, type(None))
 # Read in place of a flag where there is none: no count of commands equals it.
 NO_FLAG = (-1,)
+# If all processes have not told by then how they hear of commands, rank 0 announces none.
+SETTLED = 64
+# How long all machines may take to say that they have heard of a command, and how often rank 0 looks.
+HEARD_S, HEARD_LOOK_S = 60.0, 0.002
+# They wait for the next for as long as a store's milliseconds can count; this word ends it.
+WAIT_DAYS, NO_MORE = 20, -2
 # An operator who is gone for so long, or has sent nothing for so long, no longer holds the job.
 GONE_S, IDLE_S = 60.0, 900.0
 
@@ -118,7 +126,8 @@ def whole(value, name):
 
 
 class Hook(object):
-    """One for each data-parallel rank. `store` is the process group's key-value store (set, get, add).
+    """One for each data-parallel rank. `store` is the process group's key-value store (set, get, add); two threads must
+    be able to use it, as they are with PyTorch's.
 
     `fits`: the only microbatches that the trainer can run, where its loader narrows them. `follows`: this is a further
     process of the data-parallel rank (of tensor, pipeline or context parallelism): it keeps to what all agreed on, and
@@ -158,18 +167,18 @@ class Hook(object):
                 "microbatch %d does not fit a global batch of %d on %d ranks; %s do."
                 % (microbatch, global_batch, world_size, ", ".join(map(str, fits)) or "none")
             )
-        self.job, self.rank, self.world_size, self.fits = job, rank, world_size, fits
+        self.job, self.rank, self.world_size, self.fits, self._trouble = job, rank, world_size, fits, ""
         self.global_batch, self.max_microbatch, self.max_pause_s = global_batch, max_microbatch, max_pause_s
-        self._store, self._prefix = store, "rackside/%s/" % job
+        self._store, self._prefix = store, self._fresh_prefix(job, store, "%d%s" % (rank, "f" * follows))
         self.settings = make_settings(0, microbatch, even_split(global_batch // microbatch, world_size))
-        self._seen, self._written, self._pending, self._trouble = 0, 0, [], ""
-        self._flag, self._raised = NO_FLAG, None
+        self._seen, self._written, self._pending = 0, 0, []
+        self._flag, self._raised, self._watcher, self._herald = NO_FLAG, None, None, None
+        self._settling = store is not None
         self._pauses, self._pause_until, self._pause_ids, self._closed = 0, None, [], False
         self._pid, self._ranks, self._server = os.getpid(), None, None
         place = {"rank": rank, "host": host or socket.gethostname(), "pid": os.getpid(), "device": device}
         self._leads = rank == 0 and not follows
-        if not follows:
-            self._register(place)
+        self._register(place, follows)
         if self._leads:
             self._facts = {
                 "job": job,
@@ -199,8 +208,7 @@ class Hook(object):
     def step(self, loss=None, tokens=None, step_time_s=None):
         """Once a step, at its boundary: report what ended, return the Settings of the step that begins.
 
-        The first call begins step 1. With nobody attached this takes a few microseconds; on other machines than rank
-        0's, one round trip to the store.
+        The first call begins step 1. With nobody attached this takes a few microseconds.
         """
         ended = self.settings
         number, microbatch, microbatches, offsets = ended
@@ -245,6 +253,9 @@ class Hook(object):
         if self._server is not None and os.getpid() == self._pid:
             self._server.close()
             self._server = None
+        for thread in (self._herald, self._watcher):
+            if thread is not None:
+                thread.close()
         if self._raised is not None:
             self._raised.close()
 
@@ -263,21 +274,80 @@ class Hook(object):
             self._trouble = why
             warnings.warn("rackside: %s. The job goes on; live changes may be off." % why, RuntimeWarning, 3)
 
-    def _register(self, place):
+    def _fresh_prefix(self, job, store, process):
+        """Where this hook's keys are: none that an earlier hook of the job has left in the store, as a trainer that is
+        started twice in one process does. All processes make equally many."""
+        made = 1
+        if store is not None:
+            try:
+                made = int(store.add("rackside/%s/made/%s/%d/%s" % (job, machine(), os.getpid(), process), 1))
+            except Exception as error:
+                self._give_up("the process group's store failed: %r" % (error,))
+        return "rackside/%s/%d/" % (job, made)
+
+    def _register(self, place, follows):
         """Tell rank 0 where this rank runs; counted, because a store's `get` may block on a key that is not there."""
         if self._store is None:
             self._ranks = [place]
             return
         try:
-            self._store.set(self._prefix + "rank/%d" % self.rank, json.dumps(place))
-            self._store.add(self._prefix + "ranks", 1)
+            self._store.add(self._prefix + "processes", 1)
             if self._leads:
                 self._raised = made_flag()
-            if self._raised is not None:
-                self._store.set(self._prefix + "flag", json.dumps(self._raised.place))
-                self._store.add(self._prefix + "flags", 1)
+                self._tell_flag(self._prefix)
+            if not follows:
+                self._store.set(self._prefix + "rank/%d" % self.rank, json.dumps(place))
+                self._store.add(self._prefix + "ranks", 1)
         except Exception as error:
             self._give_up("the process group's store failed: %r" % (error,))
+
+    def _tell_flag(self, prefix):
+        if self._raised is not None:
+            self._store.set(prefix + "flag", json.dumps(self._raised.place))
+            self._store.add(prefix + "flags", 1)
+
+    def _told_flag(self, prefix):
+        told = int(self._store.add(prefix + "flags", 0))
+        return found_flag(json.loads(self._text(prefix + "flag"))) if told else NO_FLAG
+
+    def _settle(self, number):
+        """In the first steps: find out where this process sees that there are commands. That is rank 0's flag; on
+        another machine the flag of its first process there, on which a thread watches the store; a process that sees
+        none of these watches for itself. Whoever finds nothing in time asks the store in each step, which is always
+        right. Rank 0 then sees whether some watch, to whom commands must be announced.
+        """
+        here = "%smachine/%s/" % (self._prefix, machine())
+        if number == 2:
+            self._flag = self._told_flag(self._prefix)
+            if self._flag is NO_FLAG and int(self._store.add(here + "processes", 1)) == 1:
+                self._watch(here)
+        elif number == 3:
+            if self._flag is NO_FLAG:
+                self._flag = self._told_flag(here)
+            if self._flag is NO_FLAG:
+                self._watch("%sprocess/%d/" % (here, os.getpid()))
+            self._store.add(self._prefix + "settled", 1)
+            self._settling = self._server is not None
+        elif number > 3:
+            count = lambda key: int(self._store.add(self._prefix + key, 0))  # noqa: E731
+            complete = count("ranks") >= self.world_size and count("settled") >= count("processes")
+            self._settling = not complete and number < SETTLED
+            if complete and count("watching"):
+                self._herald = Herald(self._store, self._prefix, count("watching"), self._server)
+
+    def _watch(self, prefix):
+        try:
+            waiting = self._store.clone()
+            waiting.set_timeout(datetime.timedelta(days=WAIT_DAYS))
+        except Exception:  # an older PyTorch gives no second connection: this process looks in each step
+            return
+        self._raised = made_flag()
+        numbers = [0] if self._raised is None else self._raised.numbers
+        numbers[0] = NO_FLAG[0]
+        self._watcher = Watcher(self._store, waiting, self._prefix, numbers)
+        self._watcher.start()
+        self._flag = numbers
+        self._tell_flag(prefix)
 
     def _greeting(self):
         found = dict(self._facts, rackside_hook=PROTOCOL, step=self.settings.step, ranks=self._ranks)
@@ -323,9 +393,9 @@ class Hook(object):
 
     def _fetch(self, number):
         """All ranks: read the counter (no collective) and the records behind it, where the flag does not say that none
-        is new. Rank 0 has told of its flag, if it has one, before it gave its gradients of step 1."""
-        if number == 2 and int(self._store.add(self._prefix + "flags", 0)):
-            self._flag = found_flag(json.loads(self._text(self._prefix + "flag")))
+        is new."""
+        if self._settling:
+            self._settle(number)
         if self._flag[0] == self._seen:
             return
         count = int(self._store.add(self._prefix + "commands", 0))
@@ -453,9 +523,12 @@ class Flag(object):
 
 
 def machine():
-    """This boot of this machine's kernel."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
+    """This boot of this machine's kernel; the host's name where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def made_flag():
@@ -468,8 +541,8 @@ def made_flag():
 
 def found_flag(place):
     """The numbers of rank 0's flag, or NO_FLAG on another machine or in a container that does not see rank 0."""
-    where, path, mark = place
     try:
+        where, path, mark = place
         if where == machine() and stat.S_ISREG(os.stat(path).st_mode):
             with open(path, "rb") as file:
                 numbers = memoryview(mmap.mmap(file.fileno(), 16, access=mmap.ACCESS_READ)).cast("q")
@@ -478,6 +551,107 @@ def found_flag(place):
     except (OSError, ValueError):
         pass
     return NO_FLAG
+
+
+class Watcher(threading.Thread):
+    """On a machine that does not share memory with rank 0: waits, on a connection of its own, for the store to hold
+    the next word of rank 0, that a command is coming; raises the flag of this machine and says that it did. A process
+    that has passed its boundary by then meets the command at a later one: rank 0 writes it down only after all have
+    said so, and before it gives its gradients."""
+
+    def __init__(self, store, waiting, prefix, numbers):
+        threading.Thread.__init__(self, name="rackside-watch", daemon=True)
+        self._store, self._waiting, self._prefix, self._numbers = store, waiting, prefix, numbers
+        self._words = "%sword/%d/" % (prefix, int(store.add(prefix + "watching", 1)))
+        self._read = 0
+
+    def run(self):
+        try:
+            while True:
+                coming = int(self._waiting.get("%s%d" % (self._words, self._read + 1)))
+                self._read += 1
+                if coming == NO_MORE:
+                    return
+                self._numbers[0] = coming
+                self._waiting.add(self._prefix + "heard/%d" % coming, 1)
+        except Exception:  # whatever a store raises
+            self._deaf()
+
+    def _deaf(self):
+        """From now on this machine looks in each step, and nobody waits for it to hear."""
+        self._numbers[0] = NO_FLAG[0]
+        try:
+            self._store.add(self._prefix + "deaf", 1)
+        except Exception:
+            pass  # the training thread meets it too, and warns of it
+
+    def close(self):
+        """Wake it with a word that it is to end; again, where rank 0 has written over that."""
+        tries = 20
+        while self.is_alive() and tries:
+            try:
+                self._store.set("%s%d" % (self._words, self._read + 1), str(NO_MORE))
+            except Exception:
+                return  # the store has gone, and the thread with it
+            self.join(0.1)
+            tries -= 1
+            if not self.is_alive():
+                self._deaf()
+
+
+class Herald(threading.Thread):
+    """Rank 0's, where machines watch: announces each command to them, and hands it to the training thread once all have
+    heard. `machines` is how many there are."""
+
+    def __init__(self, store, prefix, machines, server):
+        threading.Thread.__init__(self, name="rackside-herald", daemon=True)
+        self._store, self._prefix, self._machines, self._server = store, prefix, machines, server
+        self._waiting, self._words, self._running = queue.Queue(), 0, True
+        server.herald = self
+        # Read after the line above: what the server has counted by now is written down unannounced, all later is not.
+        self.announce(server.counted, None)
+        self.start()
+
+    def announce(self, number, command):
+        """The server's `number`-th command has come; None for all until then, which are on their way."""
+        self._waiting.put((number, command))
+
+    def run(self):
+        while self._running:
+            number, command = self._waiting.get()
+            try:
+                # Read before the word: who is deaf by now does not hear it, and is not counted twice.
+                machines = self._machines - int(self._store.add(self._prefix + "deaf", 0))
+                self._say(number)
+                why = self._unheard(number, machines) if command is not None else ""
+            except Exception as error:
+                why = "The process group's store failed: %r" % (error,)
+            if command is not None and why:
+                self._server.refuse(command, why)  # never written: from now on all look in each step
+            elif command is not None:
+                self._server.commands.append(command)
+
+    def _say(self, number):
+        self._words += 1
+        for machine in range(1, self._machines + 1):
+            self._store.set("%sword/%d/%d" % (self._prefix, machine, self._words), str(number))
+
+    def _unheard(self, number, machines):
+        """Wait until so many machines have heard of a command; why it must not be written, or nothing."""
+        until, heard = time.monotonic() + HEARD_S, 0
+        while self._running and time.monotonic() < until:
+            heard = int(self._store.add(self._prefix + "heard/%d" % number, 0))
+            if heard >= machines:
+                return ""
+            time.sleep(HEARD_LOOK_S)
+        return "Of %d other machines %d have answered in %d s; nothing was changed." % (machines, heard, HEARD_S)
+
+    def close(self):
+        """Let all machines stop to listen. In a forked child it does not live."""
+        if self.is_alive():
+            self._running = False
+            self._waiting.put((NO_MORE, None))
+            self.join(2)
 
 
 class UnsafeDirectory(Exception):
@@ -519,6 +693,7 @@ class Server(threading.Thread):
     def __init__(self, directory, job, greeting):
         threading.Thread.__init__(self, name="rackside-hook", daemon=True)
         self.commands = collections.deque()
+        self.counted, self.herald = 0, None
         self.attached = 0
         self._greeting = greeting
         self._told_at, self._split = 0.0, None
@@ -623,6 +798,15 @@ class Server(threading.Thread):
         self.tell({"event": "pause", "step": step, "until": None})
         for command_id in resumers:
             self.state(command_id, {"state": "applied", "step": step})
+
+    def refuse(self, command, why):
+        """A command that was accepted will not be done."""
+        with self._lock:
+            self._pausing.discard(command["id"])
+            resumers, self._resumers = ([], self._resumers) if self._pausing else (self._resumers, [])
+        self.state(command["id"], {"state": "rejected", "reason": why})
+        for command_id in resumers:
+            self.state(command_id, {"state": "rejected", "reason": "The job is not paused."})
 
     def close(self):
         """Say goodbye, stop the thread and remove the socket if it still is ours."""
@@ -775,7 +959,11 @@ class Server(threading.Thread):
         if known is not None or refusal:
             self._queue(client, dict(known or state))  # a repeated id is answered, never applied twice
         elif message["do"] != "resume":
-            self.commands.append(message)
+            self.counted += 1  # before the look at the herald, which reads it after it is there
+            if self.herald is None:
+                self.commands.append(message)
+            else:
+                self.herald.announce(self.counted, message)
 
     def _held(self, client, message):
         """Why this operator may not command the job now, or nothing: then the job is this operator's from here on.
