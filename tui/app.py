@@ -23,7 +23,7 @@ from engine.control.hookless import trains
 from engine.model.predict import Prediction
 from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
-from tui import alarm_keys, choices
+from tui import alarm_keys, choices, plan_keys
 from tui.actions import actions
 from tui.bridge import carry
 from tui.intervening import Intervening
@@ -91,6 +91,7 @@ class RacksideApp(Intervening):
         self._planned_for: tuple[tuple[str, int, bool] | None, Conditions] | None = None
         self._own: Prediction | None = None
         self._ahead: Ahead | None = None
+        self.searched: plan_keys.Searched | None = None
         self._looked = -REPLAN_S
         self._make_widgets()
         self.racks.metric = next((m for m in METRICS if m.key == look.metric), METRICS[0])
@@ -167,6 +168,10 @@ class RacksideApp(Intervening):
     def on_resize(self, event: Resize) -> None:
         self._arrange(event.size)  # the app's own size is still the one before
         self.call_after_refresh(self._draw)  # panes write as wide as they have become
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The tab key goes before the screen's own, but not into what lies under a panel."""
+        return not (action == "next_pane" and self.screen.is_modal)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every action of the registry, then Textual's own."""
@@ -314,6 +319,9 @@ class RacksideApp(Intervening):
 
     def action_pane_plans(self) -> None:
         self.show_pane("plans")
+
+    def action_search_plans(self) -> None:
+        plan_keys.search(self)
 
     def action_pane_alarms(self) -> None:
         self.show_pane("alarms")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.control.planning import label
+from engine.control.spaces import Given
 from engine.model.predict import Prediction
 from engine.plan.search import HIGHER, Found
 from engine.profile import Plan
@@ -45,12 +46,14 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A plan with its metrics; `front`: no other is better in one thing without being worse in another."""
+    """A plan with its metrics; `front`: no other is better in one thing without being worse in another. `measured_s`:
+    what a step takes where it runs."""
 
     label: str
     plan: Plan
     metrics: dict[str, float]
     front: bool = False
+    measured_s: float | None = None
 
 
 def rows_of(found: Found) -> list[Row]:
@@ -60,7 +63,7 @@ def rows_of(found: Found) -> list[Row]:
     return [Row(name, r.plan, r.metrics, name in front) for name, r in every.items()]
 
 
-def row_of(name: str, found: Prediction) -> Row:
+def row_of(given: Given, found: Prediction) -> Row:
     """A plan that was given rather than found."""
     step = found.iteration_s
     metrics = {
@@ -73,13 +76,15 @@ def row_of(name: str, found: Prediction) -> Row:
         "bubble_share": found.breakdown.bubble_s / step,
         "communication_share": found.breakdown.exposed_comm_s / step,
     }
-    return Row(f"{name}: {label(found.plan)}", found.plan, metrics)
+    return Row(f"{given.name}: {label(found.plan)}", found.plan, metrics, measured_s=given.measured_s)
 
 
 @dataclass
 class Board:
-    """The state that keys change."""
+    """What a search found, None before it has, on how many GPUs, and the state that keys change."""
 
+    found: Found | None = None
+    gpus: int = 0
     rows: list[Row] = field(default_factory=list)
     filter: str = ""
     sort: int = 0
@@ -88,8 +93,8 @@ class Board:
     shown: list[Row] = field(default_factory=list)
     cursor: Row | None = None
 
-    def fill(self, rows: Sequence[Row]) -> None:
-        self.rows = list(rows)
+    def fill(self, gpus: int, found: Found, rows: Sequence[Row]) -> None:
+        self.gpus, self.found, self.rows = gpus, found, list(rows)
         self.order()
 
     def order(self) -> None:

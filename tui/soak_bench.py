@@ -48,7 +48,7 @@ ACT_S, JOB_S, OUTAGE_S, PRESS_S = 5, 20, 60, 7
 STEP_S = 2.0
 KEYS = (
     *("1", "2", "v", "v", "3", "4", "asterisk", "5", "6", "c", "x", "down", "n", "plus", "minus", "tab"),
-    *("t", "escape", "question_mark", "escape"),
+    *("t", "escape", "question_mark", "escape", "f", "escape", "escape"),
 )
 SAMPLES = 80
 """How often memory is looked at over the whole."""

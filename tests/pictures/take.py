@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 
 from engine.control.planning import Question
+from engine.control.spaces import FRONT, TOP, asked
 from engine.profile import catalog
 from engine.sim.cluster import simulated
 from tests.parts.waiting import until
 from tui.options import DEMO_CLUSTER, DEMO_MODEL, DEMO_PLAN
-from tui.plans_app import FRONT, TOP, PlansApp
+from tui.plans_app import PlansApp
 from tui.screenshot import headless
 from tui.start import control_of
 
@@ -37,9 +38,9 @@ async def take() -> None:
 async def take_planning() -> None:
     """The planner's own screen, which needs no rack: two plans of the front pinned."""
     question = Question("llama3-70b", ("h100x64-400g",), pareto=FRONT, top=TOP)
-    app = PlansApp(question)
+    app = PlansApp(asked(question))
     async with app.run_test(size=(160, 44)) as pilot:
-        await until(lambda: app.board.rows, 60, "plans are found")
+        await until(lambda: app.plans.board.rows, 60, "plans are found")
         await pilot.press("space", "j", "j", "space")
         await pilot.pause(1.2)
         app.save_screenshot("planning.svg", str(FOLDER))

@@ -14,13 +14,14 @@ from textual.pilot import Pilot
 
 from engine.control import planning
 from engine.control.planning import Answer, Progress, Question
+from engine.control.spaces import FRONT, TOP, asked
 from engine.profile import catalog
 from tests.parts.screen import text_of
 from tests.parts.waiting import until
 from tests.tui.test_snapshots import same_everywhere  # noqa: F401  # for every test here
 from tui.board import COLUMNS, PINS
 from tui.cli import main
-from tui.plans_app import FRONT, TOP, PlansApp
+from tui.plans_app import PlansApp
 from tui.screens.export import ExportPanel
 from tui.widgets.scatter import Point, scatter
 
@@ -29,12 +30,12 @@ QUESTION = Question("llama3-70b", ("h100x64-400g",), pareto=FRONT, top=TOP)
 
 
 async def searched(app: PlansApp) -> None:
-    await until(lambda: app.board.rows or app.answer, 60, "the search has answered")
+    await until(lambda: app.plans.board.found, 60, "the search has answered")
 
 
 @asynccontextmanager
 async def opened(size: tuple[int, int] = (100, 40), question: Question = QUESTION) -> AsyncIterator[Pilot[None]]:
-    async with PlansApp(question).run_test(size=size, notifications=True) as pilot:
+    async with PlansApp(asked(question)).run_test(size=size, notifications=True) as pilot:
         await searched(app_of(pilot))
         await pilot.pause()
         yield pilot
@@ -51,7 +52,7 @@ def pressing(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
         await searched(app)
         await pilot.pause()
         await pilot.press(*keys)
-        await until(lambda: all(row in app._seconds for row in app.board.pins), 30, "pins are predicted")
+        await until(lambda: all(row in app.plans._seconds for row in app.plans.board.pins), 30, "pins are predicted")
         await pilot.pause()
 
     return press
@@ -60,24 +61,24 @@ def pressing(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (20, 5)], ids=lambda s: f"{s[0]}x{s[1]}")
 def test_plans(snap_compare: Compare, size: tuple[int, int]) -> None:
     keys = ("space", "j", "j", "space", "j")
-    assert snap_compare(PlansApp(QUESTION), terminal_size=size, run_before=pressing(*keys))
+    assert snap_compare(PlansApp(asked(QUESTION)), terminal_size=size, run_before=pressing(*keys))
 
 
 def test_pinned_side_by_side(snap_compare: Compare) -> None:
     keys = ("space", "j", "j", "space", "tab")
-    assert snap_compare(PlansApp(QUESTION), terminal_size=(80, 24), run_before=pressing(*keys))
+    assert snap_compare(PlansApp(asked(QUESTION)), terminal_size=(80, 24), run_before=pressing(*keys))
 
 
 def test_ascii_and_no_colours(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     keys = ("space", "j", "j", "space", "tab", "y")
-    app = PlansApp(QUESTION, plain=True)
+    app = PlansApp(asked(QUESTION), plain=True)
     assert snap_compare(app, terminal_size=(160, 48), run_before=pressing(*keys))
 
 
 async def test_s_and_figures_sort_and_the_cursor_stays_with_its_plan() -> None:
     async with opened() as pilot:
-        board = app_of(pilot).board
+        board = app_of(pilot).plans.board
         chosen = board.cursor
         await pilot.press("s")
         joules = [r.metrics["tokens_per_joule"] for r in board.shown]
@@ -94,45 +95,45 @@ async def test_s_and_figures_sort_and_the_cursor_stays_with_its_plan() -> None:
 async def test_a_click_on_a_heading_sorts_and_on_a_plan_goes_there() -> None:
     async with opened() as pilot:
         app = app_of(pilot)
-        heading = str(app.table.content).splitlines()[0]
+        heading = str(app.plans.table.content).splitlines()[0]
         await pilot.click("#table", offset=(heading.index("free") + 2, 0))
-        assert COLUMNS[app.board.sort].head == "free"
+        assert COLUMNS[app.plans.board.sort].head == "free"
         await pilot.press("home")
         await pilot.click("#table", offset=(10, 3))
-        assert app.board.at == 2
+        assert app.plans.board.at == 2
 
 
 async def test_slash_filters_by_all_words_and_escape_clears() -> None:
     async with opened() as pilot:
         app = app_of(pilot)
         await pilot.press("slash", *"tp4 mb2", "enter")
-        assert 0 < len(app.board.shown) < len(app.board.rows)
-        assert all("TP4" in r.label and "mb2" in r.label for r in app.board.shown)
-        assert app.focused is app.table
+        assert 0 < len(app.plans.board.shown) < len(app.plans.board.rows)
+        assert all("TP4" in r.label and "mb2" in r.label for r in app.plans.board.shown)
+        assert app.focused is app.plans.table
         await pilot.press("slash", *"nothing")
         assert "No plan's name holds these words." in text_of(app, "#table")
         await pilot.press("escape")
-        assert len(app.board.shown) == len(app.board.rows)
+        assert len(app.plans.board.shown) == len(app.plans.board.rows)
 
 
 async def test_pins_have_letters_and_an_end() -> None:
     async with opened() as pilot:
         app = app_of(pilot)
         await pilot.press("space", *["j", "space"] * len(PINS))
-        assert len(app.board.pins) == len(PINS)
+        assert len(app.plans.board.pins) == len(PINS)
         assert "no more stand side by side" in " ".join(n.message for n in app._notifications)
         await pilot.press("home", "space")
-        assert len(app.board.pins) == len(PINS) - 1
+        assert len(app.plans.board.pins) == len(PINS) - 1
 
 
 async def test_the_parts_of_a_pinned_plan_are_its_step() -> None:
     async with opened() as pilot:
         app = app_of(pilot)
         await pilot.press("space", "tab")
-        row = app.board.cursor
+        row = app.plans.board.cursor
         assert row is not None
-        await until(lambda: row in app._seconds, 20)
-        assert sum(app._seconds[row]) == pytest.approx(row.metrics["iteration_s"], rel=1e-3)
+        await until(lambda: row in app.plans._seconds, 20)
+        assert sum(app.plans._seconds[row]) == pytest.approx(row.metrics["iteration_s"], rel=1e-3)
         await until(lambda: "matrix products" in text_of(app, "#pins"), 20)
 
 
@@ -186,25 +187,26 @@ async def test_escape_stops_the_search_and_keeps_what_it_found() -> None:
 
         return planning.plans(question, slow)
 
-    app = PlansApp(QUESTION, find=find)
+    app = PlansApp(asked(QUESTION, find=find))
     async with app.run_test() as pilot:
         await until(told.is_set, 30)
         await until(lambda: "searching" in text_of(app, "#head"), 20)
         await pilot.press("escape")
         go_on.set()
-        await until(lambda: app.answer, 30)
-        assert not app.answer.found.complete
-        assert app.board.rows
+        await until(lambda: app.plans.board.found, 30)
+        assert app.plans.board.found is not None
+        assert not app.plans.board.found.complete
+        assert app.plans.board.rows
         await until(lambda: "stopped at" in text_of(app, "#head"), 20)
 
 
 async def test_a_plan_given_stands_pinned_beside_them() -> None:
     plan = catalog.plan("compute-bound")
-    app = PlansApp(QUESTION, plan)
+    app = PlansApp(asked(QUESTION, plan))
     async with app.run_test(size=(120, 36)):
         await searched(app)
-        assert [r.label.startswith("compute-bound: TP") for r in app.board.pins] == [True]
-        assert app.board.pins[0] in app.board.rows
+        assert [r.label.startswith("compute-bound: TP") for r in app.plans.board.pins] == [True]
+        assert app.plans.board.pins[0] in app.plans.board.rows
 
 
 async def test_nothing_left_says_what_emptied_the_space() -> None:

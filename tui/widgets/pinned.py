@@ -9,9 +9,10 @@ from rich.text import Text
 
 from tui.board import COLUMNS, PINS, Row
 from tui.offline import PARTS
+from tui.widgets.figures import number
 
 PLAIN = {"█": "#", "▓": "%", "▒": ":", "░": ".", "·": "-"}
-STYLES = ("green", "cyan", "blue", "yellow", "red", "magenta", "white", "dim")
+STYLES = ("green", "cyan", "blue", "yellow", "red", "magenta", "", "dim")
 """A colour a part, in the order of PARTS; the mark alone tells them apart, too."""
 NAME, HEAD, FIGURE, LABEL, GAP = 20, 14, 10, 30, 2
 
@@ -86,6 +87,11 @@ def _figures(pins: Sequence[Pinned], head: int) -> list[Text]:
         line = Text()
         line.append(f"{_HEADS.get(column.head, column.head):<{head}}", "dim")
         line.append("".join(f"{column.form.format(p.row.metrics[column.metric]):>{FIGURE}}" for p in pins))
+        out.append(line)
+    if any(p.row.measured_s for p in pins):
+        line = Text()
+        line.append(f"{'measured, s':<{head}}", "dim")
+        line.append("".join(f"{number(p.row.measured_s, 2):>{FIGURE}}" for p in pins))
         out.append(line)
     return out
 

@@ -57,4 +57,5 @@ def plans(
         text.append(f"As now: {sentence}.\n", "dim")
     text.append("C: hottest GPU, settled. tok/J: GPUs and hosts.\n", "dim")
     text.append("+/-: held four of five runs that the fit never saw.\n", "dim")
+    text.append("f finds all plans: points, table, pins, export.\n", "dim")
     return text
