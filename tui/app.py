@@ -156,6 +156,8 @@ class RacksideApp(Intervening):
 
     def on_mount(self) -> None:
         {"alarms": self.alarm_list, "log": self.log_list}.get(self.pane, self.racks).focus()
+        # Told at once rather than by a message: what a key changes then goes to the terminal in one piece, and soon.
+        self.watch(self.racks, "cursor", self._draw_cursor, init=False)
         self._arrange(self.size)
         self._draw()
         self._replan()
@@ -263,6 +265,7 @@ class RacksideApp(Intervening):
         if self.panes["links"].display:
             of, c = None if self.links_of_all else name, self.control
             self.links.show(snapshot, of, c.carried(), c.expected(self._own), self.wanted)
+        self._draw_alarm()
 
     def draw_lines(self) -> None:
         c, now = self.control, self.control.snapshot.time
@@ -274,8 +277,14 @@ class RacksideApp(Intervening):
         self._draw_jobs()
         self._draw_log()
         self.action_line.draw(lines.last_action(c.tickets))
-        self.alarm_line.draw(lines.top_alarm(c.alarms, now))
+        self._draw_alarm()
         self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now, self.wanted)
+
+    def _draw_alarm(self) -> None:
+        """A narrow screen has no pane beside the racks: there the line names the cursor's GPU while nothing is wrong."""
+        c = self.control
+        here = self.racks.told if self.size.width < NARROW else ""
+        self.alarm_line.draw(lines.top_alarm(c.alarms, c.snapshot.time, here))
 
     def _draw_log(self) -> None:
         if self.panes["log"].display:
@@ -294,9 +303,6 @@ class RacksideApp(Intervening):
         self.job_line.draw(line)
 
     # Keys that look.
-
-    def on_elevation_selected(self) -> None:
-        self._draw_cursor()
 
     def show_pane(self, name: str) -> None:
         self.pane = name

@@ -350,6 +350,21 @@ async def test_any_size_shows_the_racks_and_the_state(inventory: Path, size: tup
         assert figures()
 
 
+async def test_a_narrow_screen_names_what_the_cursor_is_on_while_nothing_is_wrong(
+    inventory: Path, nvml: FakeNvml
+) -> None:
+    """Nodes as dots have no names, and no pane stands beside them."""
+    nvml.write(8, gpu1_temperature=50)
+    async with opened(inventory, size=(20, 5)) as c:
+        await c.live()
+        name = c.app.control.cluster.nodes[0].name
+        await c.shows(f"{name} GPU 0 61 C  No alarms.", "#alarm")
+        c.app.racks.cursor = (0, 1)
+        await c.shows(f"{name} GPU 1 50 C  No alarms.", "#alarm")
+        await c.pilot.resize_terminal(80, 24)
+        await until(lambda: text_of(c.app, "#alarm") == "No alarms.", what="the pane beside the racks tells it")
+
+
 async def test_ascii_mode_writes_ascii_alone(inventory: Path, nvml: FakeNvml) -> None:
     nvml.write(8, temperature="!3", gpu1_temperature=50)
     async with opened(inventory, size=(160, 50), plain=True) as c:

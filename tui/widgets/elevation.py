@@ -12,7 +12,6 @@ from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
-from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -80,16 +79,9 @@ class Elevation(ScrollView, can_focus=True):
         Binding("end", "ends(1)", "last", show=False),
     ]
 
-    metric: reactive[Metric] = reactive(METRICS[0])
-    cursor: reactive[tuple[int, int]] = reactive((0, 0))
+    metric: reactive[Metric] = reactive(METRICS[0], repaint=False)
+    cursor: reactive[tuple[int, int]] = reactive((0, 0), repaint=False)
     """Node number in the cluster, GPU slot in the node."""
-
-    class Selected(Message):
-        """The cursor went to another GPU."""
-
-        def __init__(self, node: int, slot: int) -> None:
-            super().__init__()
-            self.node, self.slot = node, slot
 
     def __init__(self, cluster: Cluster, plain: bool, id: str) -> None:
         super().__init__(id=id)
@@ -147,7 +139,6 @@ class Elevation(ScrollView, can_focus=True):
     def watch_cursor(self, cursor: tuple[int, int]) -> None:
         self._into_view()
         self._changed()
-        self.post_message(self.Selected(*cursor))
 
     def _into_view(self) -> None:
         spot = self._drawing.spot(*self.cursor)
@@ -171,6 +162,14 @@ class Elevation(ScrollView, can_focus=True):
             if self._drawing.zoom is Zoom.NODES:
                 self._worst, self._node_held = _by_node(self._snapshot, levels, marked | coming)
         self._changed()
+
+    @property
+    def told(self) -> str:
+        """The cursor's GPU in words: its name and what the metric says of it."""
+        node, slot = self.cursor
+        row = self._row(node, slot)
+        value = self.metric.cell(self._values[row]).strip() if row >= 0 and self._levels[row] >= 0 else ""
+        return f"{self.cluster.nodes[node].name} GPU {slot} {value} {self.metric.unit if value else ''}".rstrip()
 
     # Drawing.
 

@@ -95,10 +95,12 @@ def job(status: JobStatus | None, others: int, now: float) -> Text:
     return text
 
 
-def top_alarm(alarms: Sequence[Alarm], now: float) -> Text:
-    """The most urgent alarm and how many more, new ones before those that were seen."""
+def top_alarm(alarms: Sequence[Alarm], now: float, here: str = "") -> Text:
+    """The most urgent alarm and how many more, new ones before those that were seen; without any, `here`: what the
+    cursor is on, for a screen that has no other room for it."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if not alarms:
+        text.append(f"{here}  " if here else "")
         text.append("No alarms.", "dim")
         return text
     first, new = alarms[0], sum(a.state is not State.ACKNOWLEDGED for a in alarms)
