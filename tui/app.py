@@ -281,7 +281,7 @@ class RacksideApp(Intervening):
         self.alarm_list.show(c.alarms, c.alarming.shelved, c.tickets, now, self.wanted)
 
     def _draw_alarm(self) -> None:
-        """A narrow screen has no pane beside the racks: there the line names the cursor's GPU while nothing is wrong."""
+        """A narrow screen has no pane beside the racks: there it names the cursor's GPU while nothing is wrong."""
         c = self.control
         here = self.racks.told if self.size.width < NARROW else ""
         self.alarm_line.draw(lines.top_alarm(c.alarms, c.snapshot.time, here))

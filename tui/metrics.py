@@ -32,14 +32,17 @@ class Metric:
     values: Callable[[GpuTable, Ahead | None], Floats]
     cell: Callable[[float], str]
 
-    def digit(self, value: float) -> str:
-        """One character for a value: the tens of a temperature, else its share of the span in tenths."""
+    def digits(self, values: Floats) -> npt.NDArray[np.int64]:
+        """The one character (its code) that stands for each value: the tens of a temperature, else its share of the
+        span in tenths."""
+        known = np.nan_to_num(values)
         if self.key == "throttle":
-            return "-cH"[int(value)]
+            return np.array([ord(c) for c in "-cH"])[known.astype(np.int64)]
         if self.key == "limit":
-            return self.cell(value)[-1]
-        share = value / 10 if self.unit == "C" else 10 * (value - self.low) / (self.high - self.low)
-        return str(max(0, min(9, int(share))))
+            minutes = np.rint(FORESEEN_MIN - known).astype(np.int64)
+            return np.where(known > 0, ord("0") + minutes % 10, ord(" "))
+        share = known / 10 if self.unit == "C" else 10 * (known - self.low) / (self.high - self.low)
+        return ord("0") + np.clip(share, 0, 9).astype(np.int64)
 
 
 def _column(name: str) -> Callable[[GpuTable, Ahead | None], Floats]:

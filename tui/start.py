@@ -76,7 +76,8 @@ def show(control: Control, given: Any) -> int:
 
 
 def spare_the_collector() -> None:
-    """A screen makes many short-lived objects and hardly a cycle. With Python's own thresholds the collector looks
-    through all that lives every few refreshes, which takes longer than a refresh does."""
+    """A screen makes many short-lived objects and hardly a cycle. Python's own thresholds have the collector look
+    through all that lives every few refreshes, which takes longer than a refresh; very high ones have it pause a key
+    for as long as it takes to look through all that is new. Small and frequent looks at the young are neither."""
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(4_000, 5, 100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from textual.app import App
-from textual.widget import Widget
 
 from tui.widgets.elevation import Elevation
 from tui.widgets.pane import Pane
@@ -12,10 +11,10 @@ from tui.widgets.pane import Pane
 def text_of(app: App[None], selector: str) -> str:
     """The text of a pane on the top screen; empty while no such pane is there."""
     found = app.screen.query(selector).results(Pane)
-    return "".join(str(pane.content) for pane in found)
+    return "".join(pane.text for pane in found)
 
 
 def racks(app: App[None]) -> str:
     """The elevation as it is drawn, one line a row."""
-    drawn: Widget = app.query_one(Elevation)
-    return "\n".join(drawn.render_line(y).text for y in range(drawn.size.height))
+    drawn = app.query_one(Elevation)
+    return "\n".join(strip.text for strip in drawn.render_lines(drawn.size.region))

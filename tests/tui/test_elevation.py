@@ -15,8 +15,8 @@ from engine.control.ahead import ahead
 from engine.control.watch import Watch
 from engine.telemetry.snapshot import NodeState
 from tests.parts.still import still
-from tui.metrics import METRICS
-from tui.widgets.elevation import _by_node
+from tui.metrics import METRICS, Metric
+from tui.widgets.glyphs import NONE, WRONG, Shades, by_node
 
 NODES = st.lists(st.tuples(st.sampled_from(NodeState), st.lists(st.tuples(st.integers(-1, 15), st.booleans()))))
 
@@ -27,15 +27,36 @@ def test_a_node_stands_for_its_worst(nodes: list[tuple[NodeState, list[tuple[int
     for state, gpus in nodes:
         told.append(SimpleNamespace(state=state, rows=range(len(rows), len(rows) + len(gpus))))
         rows += gpus
-    snapshot: Any = SimpleNamespace(nodes=told)
     levels, held = np.array([r[0] for r in rows], np.int64), np.array([r[1] for r in rows], bool)
-    worst, marked = _by_node(snapshot, levels, held)
-    for status, row, mark in zip(told, worst, marked, strict=True):
+    shades = Shades(np.arange(len(rows)) + 0.5, levels, np.where(held, WRONG, NONE))
+    statuses: Any = tuple(told)
+    worst, of = by_node(statuses, shades)
+    for number, (status, row) in enumerate(zip(told, worst, strict=True)):
+        mark = of.marks[number] == WRONG
+        assert of.levels[number] == (levels[row] if row >= 0 else -1)
+        assert row < 0 or of.values[number] == shades.values[row]
         if status.state not in (NodeState.LIVE, NodeState.STALE) or not len(status.rows):
             assert (row, mark) == (-1, False)
         else:
             assert row == max(status.rows, key=lambda r: (levels[r], -r))
             assert mark == any(held[r] for r in status.rows)
+
+
+@given(st.sampled_from(METRICS), st.floats(-50, 2500))
+def test_the_character_of_a_value(metric: Metric, value: float) -> None:
+    """Against a plain reading of what it is to be."""
+    if metric.key == "throttle":
+        value = float(abs(int(value)) % 3)
+        told = "-cH"[int(value)]
+    elif metric.key == "limit":
+        value = abs(value) % metric.high
+        told = metric.cell(value)[-1]
+    elif metric.unit == "C":
+        told = str(max(0, min(9, int(value / 10))))
+    else:
+        told = str(max(0, min(9, int(10 * (value - metric.low) / (metric.high - metric.low)))))
+    assert chr(metric.digits(np.array([value]))[0]) == told
+    assert len(chr(metric.digits(np.array([np.nan]))[0])) == 1
 
 
 async def test_a_gpu_that_will_reach_its_limit_is_marked_and_told_when(tmp_path: Path) -> None:

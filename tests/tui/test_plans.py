@@ -95,7 +95,7 @@ async def test_s_and_figures_sort_and_the_cursor_stays_with_its_plan() -> None:
 async def test_a_click_on_a_heading_sorts_and_on_a_plan_goes_there() -> None:
     async with opened() as pilot:
         app = app_of(pilot)
-        heading = str(app.plans.table.content).splitlines()[0]
+        heading = app.plans.table.text.splitlines()[0]
         await pilot.click("#table", offset=(heading.index("free") + 2, 0))
         assert COLUMNS[app.plans.board.sort].head == "free"
         await pilot.press("home")

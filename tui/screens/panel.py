@@ -29,7 +29,6 @@ class Panel(ModalScreen[Result]):
     def __init__(self, plain: bool) -> None:
         super().__init__()
         self.body = Pane(id="panel-body", plain=plain)
-        self.body.wraps = True
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="panel"):

@@ -35,7 +35,6 @@ class Detail(Pane):
     ) -> None:
         """`history` maps temperature_c, power_w and sm_clock_mhz to (times, values), oldest first; `role` is what the
         running job has there, `course` where its temperature goes."""
-        self.wraps = snapshot.nodes[node].state is not NodeState.LIVE  # why it is not may take several lines
         self.fill(
             lambda w, _: detail(cluster, snapshot, node, slot, history, max(20, (w or 40) - 2), plain, role, course)
         )

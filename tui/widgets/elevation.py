@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -19,51 +18,18 @@ from textual.strip import Strip
 from engine.control.ahead import Ahead
 from engine.profile import Cluster
 from engine.telemetry.snapshot import NodeState, NodeStatus, Snapshot
-from tui.metrics import HELD_BACK, METRICS, Metric
-from tui.ramp import levels_of, style_of
+from tui.metrics import METRICS, Metric
+from tui.widgets.changes import changed
+from tui.widgets.glyphs import READ, STATE_MARK, UNREAD, Shades, by_node, cell, chosen_dot, dots, node_dots, shaded
 from tui.widgets.layout import CELL, NAME, PER_ROW, Block, Kind, Layout, Spot, Zoom, fitting, lay_out, visible
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 PLAIN, DIM = Style.null(), Style(dim=True)
 RACK = Style(bold=True, underline=True)
 
-STATE_MARK = {
-    NodeState.CONNECTING: ("~", Style(color="bright_cyan")),
-    NodeState.LIVE: ("*", Style(color="green")),
-    NodeState.STALE: ("?", Style(color="yellow", bold=True)),
-    NodeState.DOWN: ("x", Style(color="red", bold=True)),
-    NodeState.ERROR: ("!", Style(color="red", bold=True)),
-}
-NONE, COMING, WRONG = " ", "^", "!"
-"""Marks of a GPU: will reach its limit, has an alarm or is held back by its board."""
-READ = (NodeState.LIVE, NodeState.STALE)
 
-
-@lru_cache(maxsize=4096)
-def _cell(text: str, level: int, chosen: bool, mark: str) -> Segment:
-    left, right = ("[", "]") if chosen else (mark, mark)
-    return Segment(f"{left}{text[:3]:>3}{right}", style_of(level, chosen, mark != NONE))
-
-
-@lru_cache(maxsize=1024)
-def _dot(text: str, level: int, chosen: bool, marked: bool) -> Segment:
-    return Segment(text, style_of(level, chosen, marked))
-
-
-def _by_node(snapshot: Snapshot, levels: Ints, held: Bools) -> tuple[list[int], list[bool]]:
-    """The worst row of each node, -1 where none is read, and whether any of its rows is held back or alarmed."""
-    worst, marked = np.full(len(snapshot.nodes), -1), np.zeros(len(snapshot.nodes), bool)
-    read = [i for i, s in enumerate(snapshot.nodes) if s.state in READ and len(s.rows)]
-    if read:
-        sizes = np.array([len(snapshot.nodes[i].rows) for i in read])
-        rows = np.concatenate([np.arange(r.start, r.stop) for r in (snapshot.nodes[i].rows for i in read)])
-        starts = np.cumsum(sizes) - sizes
-        keyed = levels[rows] * len(levels) + len(levels) - 1 - rows  # the first of equals
-        most = np.maximum.reduceat(keyed, starts)
-        worst[read] = len(levels) - 1 - most % len(levels)
-        marked[read] = np.logical_or.reduceat(held[rows], starts)
-    return worst.tolist(), marked.tolist()
+@lru_cache(maxsize=256)
+def _gap(columns: int) -> Segment:
+    return Segment(" " * columns, PLAIN)
 
 
 class Elevation(ScrollView, can_focus=True):
@@ -90,17 +56,18 @@ class Elevation(ScrollView, can_focus=True):
         """As it was chosen; None: whatever fits."""
         self._drawing: Layout = lay_out(cluster, Zoom.FULL, 10**6)
         self._snapshot: Snapshot | None = None
-        self._values: list[float] = []
-        self._levels: list[int] = []
-        self._marks: list[str] = []
+        self._shades: Shades | None = None
+        self._dots: list[Segment] = []
+        """Where a character is a GPU or a node: that of each row, or of each node."""
         self._worst: list[int] = []
-        self._node_held: list[bool] = []
-        """Each node's worst row (-1: none is read), and whether any of its rows is marked."""
+        self._of_nodes: Shades | None = None
+        """Each node's worst row (-1: none is read), and its shades."""
         self._alarmed: frozenset[int] = frozenset()
         self._ahead: Ahead | None = None
         self._drawn: dict[int, Strip] = {}
         self._view = (0, 0, 0)
         """The lines that were drawn, and for which scroll offset and width."""
+        self._ground: Style | None = None
         self._place()
         top = self._drawing.rows[0] if self._drawing.rows else None
         self.cursor = (0, 0) if top is None else self._gpu_at(self._drawing.spots[top][0])
@@ -136,9 +103,9 @@ class Elevation(ScrollView, can_focus=True):
     def watch_metric(self) -> None:
         self._recolour()
 
-    def watch_cursor(self, cursor: tuple[int, int]) -> None:
+    def watch_cursor(self, before: tuple[int, int], cursor: tuple[int, int]) -> None:
         self._into_view()
-        self._changed()
+        self._changed(s.y for s in (self._drawing.spot(*before), self._drawing.spot(*cursor)) if s is not None)
 
     def _into_view(self) -> None:
         spot = self._drawing.spot(*self.cursor)
@@ -147,123 +114,120 @@ class Elevation(ScrollView, can_focus=True):
             self.scroll_to_region(Region(spot.x, spot.y - above, spot.width, 1 + above), animate=False, force=True)
 
     def _recolour(self) -> None:
-        if self._snapshot is not None:
-            table = self._snapshot.gpus
-            values = self.metric.values(table, self._ahead)
-            bits = np.nan_to_num(table["throttle"]).astype(np.int64)
-            held = (bits & (HELD_BACK & ~0x4)) != 0
-            marked = held.copy()
-            marked[[row for row in self._alarmed if row < len(held)]] = True
-            coming = np.zeros(len(held), bool) if self._ahead is None else np.isfinite(self._ahead.reaches_s) & ~held
-            marks = np.where(coming, COMING, np.where(marked, WRONG, NONE))
-            self._values, self._marks = values.tolist(), marks.tolist()
-            levels = levels_of(values, self.metric.low, self.metric.high)
-            self._levels = levels.tolist()
+        snapshot, metric = self._snapshot, self.metric
+        if snapshot is not None:
+            self._shades = shaded(snapshot.gpus, self._alarmed, self._ahead, metric)
             if self._drawing.zoom is Zoom.NODES:
-                self._worst, self._node_held = _by_node(self._snapshot, levels, marked | coming)
+                self._worst, self._of_nodes = by_node(snapshot.nodes, self._shades)
+                self._dots = node_dots(snapshot.nodes, self._of_nodes, metric)
+            elif self._drawing.zoom is Zoom.GPUS:
+                self._dots = dots(self._shades, metric)
         self._changed()
 
     @property
     def told(self) -> str:
         """The cursor's GPU in words: its name and what the metric says of it."""
         node, slot = self.cursor
-        row = self._row(node, slot)
-        value = self.metric.cell(self._values[row]).strip() if row >= 0 and self._levels[row] >= 0 else ""
-        return f"{self.cluster.nodes[node].name} GPU {slot} {value} {self.metric.unit if value else ''}".rstrip()
+        row, value = self._row(node, slot), ""
+        if self._shades is not None and row >= 0 and self._shades.levels[row] >= 0:
+            value = f" {self.metric.cell(float(self._shades.values[row])).strip()} {self.metric.unit}"
+        return f"{self.cluster.nodes[node].name} GPU {slot}{value}"
 
     # Drawing.
 
-    def _changed(self) -> None:
-        """Have the lines drawn again that look otherwise now: a slow line to the terminal carries no more than that."""
+    def _changed(self, lines: Iterable[int] | None = None) -> None:
+        """Have the lines drawn again that look otherwise now, of some or of all: a slow line to the terminal carries no
+        more than that."""
         before, view = self._drawn, self._view
-        self._drawn = {}
-        if not before or view != self._in_view:
+        if not before or self._looked() != view:
+            self._drawn = {}
             self.refresh()
             return
-        changed = [y for y, strip in sorted(before.items()) if self.render_line(y) != strip]
-        first = 0
-        for at, y in enumerate(changed):  # neighbours go together
-            if at + 1 == len(changed) or changed[at + 1] != y + 1:
-                self.refresh(Region(0, changed[first], self.size.width, y + 1 - changed[first]))
-                first = at + 1
+        again = sorted(before) if lines is None else sorted({y - view[1] for y in lines} & before.keys())
+        self._drawn = {} if lines is None else {y: strip for y, strip in before.items() if y not in again}
+        regions = [r for y in again for r in changed(y, before[y], self.render_line(y), view[2])]
+        if regions:
+            self.refresh(*regions)
 
-    @property
-    def _in_view(self) -> tuple[int, int, int]:
-        return (*self.scroll_offset, self.size.width)
+    def _looked(self) -> tuple[int, int, int]:
+        """What is in view now. Asked once for all lines: Textual works it out anew each time."""
+        view = (*self.scroll_offset, self.size.width)
+        if view != self._view:
+            self._view, self._drawn = view, {}
+        # Gaps between blocks in the theme's ground would be a quarter more for a slow line to carry: the terminal's own
+        # does as well, where it is dark.
+        self._ground = None if self.app.current_theme.dark else self.rich_style
+        return view
 
     def notify_style_update(self) -> None:
         """Another theme."""
         self._drawn = {}
         super().notify_style_update()
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self._looked()
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
-        if self._view != self._in_view:
-            self._view, self._drawn = self._in_view, {}
         known = self._drawn.get(y)
         if known is None:
-            known = self._drawn[y] = self._line(y + self.scroll_offset.y)
+            known = self._drawn[y] = self._line(y + self._view[1])
         return known
 
     def _line(self, line: int) -> Strip:
         """What stands in view on a line of the drawing: racks left and right of it cost nothing."""
-        first, width = self.scroll_offset.x, self.size.width
+        first, _, width = self._view
         segments: list[Segment] = []
         blocks = visible(self._drawing.lines.get(line, []), first, width)
-        x = begins = blocks[0].x if blocks else first
+        cursor = self.cursor
+        x = begins = min(first, blocks[0].x) if blocks else first
         for block in blocks:
             if block.x > x:
-                segments.append(Segment(" " * (block.x - x), PLAIN))
-            drawn = self._block(block)
-            segments += drawn
-            x = block.x + sum(len(s.text) for s in drawn)
-        if begins > first:
-            segments.insert(0, Segment(" " * (begins - first), PLAIN))
-            begins = first
-        strip = Strip(segments or [Segment(" ", PLAIN)])
-        whole = strip.crop(first - begins, first - begins + width).extend_cell_length(width, PLAIN)
-        # Gaps between blocks in the theme's ground would be a quarter more for a slow line to carry: the terminal's own
-        # does as well, where it is dark.
-        return whole if self.app.current_theme.dark else whole.apply_style(self.rich_style)
+                segments.append(_gap(block.x - x))
+            segments += self._block(block, cursor)
+            x = block.x + block.filled
+        strip = Strip(segments, x - begins)
+        if begins < first or x > first + width:
+            strip = strip.crop(first - begins, first - begins + width)
+        strip = strip.extend_cell_length(width, PLAIN)
+        return strip if self._ground is None else strip.apply_style(self._ground)
 
-    def _block(self, block: Block) -> list[Segment]:
+    def _block(self, block: Block, cursor: tuple[int, int]) -> list[Segment]:
         if block.kind is Kind.RACK:
             return [Segment(f" {block.rack}"[: block.width].ljust(block.width), RACK)]
         if block.kind is Kind.TITLE:
             return self._title(block)
         if block.kind is Kind.CELLS:
-            return self._cells(block)
+            return self._cells(block, cursor)
         if block.kind is Kind.DOTS:
-            return [self._gpu_dot(block.nodes[0], slot) for slot in range(block.count)]
-        name = f"{block.rack[: NAME - 1]:<{NAME}}"
-        return [Segment(name, DIM), *(self._node_dot(node) for node in block.nodes)]
+            return self._gpu_dots(block, cursor)
+        return self._node_dots(block, cursor)
 
     def _status(self, node: int) -> NodeStatus | None:
         return self._snapshot.nodes[node] if self._snapshot else None
 
+    def _state(self, node: int) -> NodeState:
+        return self._snapshot.nodes[node].state if self._snapshot else NodeState.CONNECTING
+
     def _title(self, block: Block) -> list[Segment]:
         (node,) = block.nodes
-        status = self._status(node)
-        state = status.state if status else NodeState.CONNECTING
-        mark, style = STATE_MARK[state]
-        profile = self.cluster.nodes[node]
+        state, profile = self._state(node), self.cluster.nodes[node]
         word = "" if state is NodeState.LIVE else state.value
         text = f" {profile.name} {word}"[: block.width - 7].ljust(block.width - 6)
         return [
-            Segment(mark, style),
+            STATE_MARK[state],
             Segment(text, PLAIN if state is NodeState.LIVE else DIM),
             Segment(f"u{profile.u:<4}", DIM),
         ]
 
-    def _cells(self, block: Block) -> list[Segment]:
-        (node,) = block.nodes
-        segments = [Segment(" ", PLAIN)]
+    def _cells(self, block: Block, cursor: tuple[int, int]) -> list[Segment]:
+        (node,), metric = block.nodes, self.metric
+        segments = [_gap(1)]
         for slot in range(block.first, block.first + block.count):
             row = self._row(node, slot)
-            level, mark = (self._levels[row], self._marks[row]) if row >= 0 else (-1, NONE)
-            text = self.metric.cell(self._values[row]) if level >= 0 else (" - " if self.plain else " — ")
-            segments.append(_cell(text, level, self.cursor == (node, slot), mark))
+            segments.append(cell(self._shades, row, metric, cursor == (node, slot), self.plain))
         if block.count < PER_ROW:
-            segments.append(Segment(" " * CELL * (PER_ROW - block.count), PLAIN))
+            segments.append(_gap(CELL * (PER_ROW - block.count)))
         return segments
 
     def _row(self, node: int, slot: int) -> int:
@@ -272,27 +236,30 @@ class Elevation(ScrollView, can_focus=True):
         read = status is not None and status.state in READ and slot < len(status.rows)
         return status.rows[slot] if read and status is not None else -1
 
-    def _gpu_dot(self, node: int, slot: int) -> Segment:
-        row, chosen = self._row(node, slot), self.cursor == (node, slot)
-        return self._dot(node, row, chosen, self._marks[row] if row >= 0 else NONE)
+    def _gpu_dots(self, block: Block, cursor: tuple[int, int]) -> list[Segment]:
+        (node,), status = block.nodes, self._status(block.nodes[0])
+        if status is None or status.state is not NodeState.LIVE:
+            found = [STATE_MARK[self._state(node)]] * block.count
+        else:
+            found = self._dots[status.rows.start : status.rows.stop][: block.count]
+            found += [UNREAD] * (block.count - len(found))
+        if cursor[0] == node and cursor[1] < block.count:
+            live = status is not None and status.state is NodeState.LIVE
+            row = self._row(node, cursor[1]) if live else -1
+            found[cursor[1]] = chosen_dot(found[cursor[1]], self._shades, row)
+        return found
 
-    def _node_dot(self, node: int) -> Segment:
+    def _node_dots(self, block: Block, cursor: tuple[int, int]) -> list[Segment]:
         """A node by its worst GPU; marked when any of its GPUs is."""
-        if node >= len(self._worst):
-            return self._dot(node, -1, self.cursor[0] == node, NONE)
-        mark = WRONG if self._node_held[node] else NONE
-        return self._dot(node, self._worst[node], self.cursor[0] == node, mark)
-
-    def _dot(self, node: int, row: int, chosen: bool, mark: str) -> Segment:
-        """One character: the tens of a temperature, of others their share in tenths, or a mark instead."""
-        status = self._status(node)
-        state = status.state if status else NodeState.CONNECTING
-        if row < 0 or state is not NodeState.LIVE:
-            mark, style = STATE_MARK[state]
-            return Segment("." if state is NodeState.LIVE else mark, Style(reverse=True) if chosen else style)
-        level = self._levels[row]
-        text = mark if mark != NONE else "." if level < 0 else self.metric.digit(self._values[row])
-        return _dot(text, level, chosen, mark != NONE)
+        nodes = block.nodes
+        if self._snapshot is None:
+            found = [STATE_MARK[NodeState.CONNECTING]] * len(nodes)
+        else:
+            found = [self._dots[node] for node in nodes]
+        if cursor[0] in nodes:
+            at, live = nodes.index(cursor[0]), self._state(cursor[0]) is NodeState.LIVE
+            found[at] = chosen_dot(found[at], self._of_nodes, cursor[0] if live else -1)
+        return [Segment(f"{block.rack[: NAME - 1]:<{NAME}}", DIM), *found]
 
     # Moving.
 

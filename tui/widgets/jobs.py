@@ -33,8 +33,6 @@ class Effect:
 class Jobs(Pane):
     """`show` draws them; nothing is kept."""
 
-    wraps = True
-
     def show(
         self,
         job: JobStatus | None,

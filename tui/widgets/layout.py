@@ -44,6 +44,13 @@ class Block:
     first: int = 0
     count: int = 0
 
+    @property
+    def filled(self) -> int:
+        """Columns that something stands in."""
+        if self.kind is Kind.DOTS:
+            return self.count
+        return NAME + len(self.nodes) if self.kind is Kind.NODES else self.width
+
 
 @dataclass(frozen=True, slots=True)
 class Spot:

@@ -15,7 +15,6 @@ class Listing(Pane, can_focus=True):
     """What derives from it has the `action_move`, and fills itself with a text that shows the cursor while it has the
     focus."""
 
-    wraps = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
         Binding("down,j", "move(1)", "down", show=False),
