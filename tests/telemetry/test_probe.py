@@ -7,9 +7,12 @@ import asyncio
 import fcntl
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pynvml
 import pytest
@@ -176,11 +179,7 @@ async def test_no_driver_is_a_sentence_and_the_node_still_reports(nvml: FakeNvml
 
 def test_a_lock_that_another_probe_tries_for_a_moment_is_waited_for(tmp_path: Path) -> None:
     """A probe that starts tries every lock there is, and clears away those that nobody holds."""
-    spec = importlib.util.spec_from_file_location("rackside_host", PROBE[0])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _host_module()
     path = tmp_path / "probe-x.lock"
     with path.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -198,3 +197,34 @@ def test_a_lock_that_another_probe_tries_for_a_moment_is_waited_for(tmp_path: Pa
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(OSError, match="the lock is held"):
             module.Host(None)._lock(str(path))
+
+
+@pytest.mark.parametrize("console", ["x", "another"])
+@pytest.mark.parametrize("inside", ["nothing", "a bystander"])
+def test_a_lock_held_for_a_moment_stops_no_probe_and_ends_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: str, inside: str
+) -> None:
+    """Whoever gives back for a probe that died holds its lock and leaves no name in it; the number in it may have
+    become another process's since. Both may be old."""
+    module = _host_module()
+    host = module.Host(None)
+    monkeypatch.setattr(host, "_own_directory", lambda: str(tmp_path))
+    bystander = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    path = tmp_path / "probe-x.lock"
+    path.write_text("" if inside == "nothing" else f"{bystander.pid}\n")
+    os.utime(path, (1.0, 1.0))
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(module.time, "sleep", lambda _: fcntl.flock(other, fcntl.LOCK_UN))
+        assert host.claim(console) == ""
+    bystander.kill()
+    assert bystander.wait() == -signal.SIGKILL, "nobody else ended it"
+
+
+def _host_module() -> Any:
+    spec = importlib.util.spec_from_file_location("rackside_host", PROBE[0])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

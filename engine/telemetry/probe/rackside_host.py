@@ -16,6 +16,7 @@ import sys
 import time
 
 HUNG_S = 30.0
+MOMENT_S, MOMENT_TRIES = 0.025, 40
 JOB_KEYS = {"SLURM_JOB_ID": "slurm_job", "RANK": "rank", "LOCAL_RANK": "local_rank", "WORLD_SIZE": "world_size"}
 JOB_KEYS.update(OMPI_COMM_WORLD_RANK="rank", OMPI_COMM_WORLD_LOCAL_RANK="local_rank", SLURM_PROCID="rank")
 JOB_KEYS.update(OMPI_COMM_WORLD_SIZE="world_size", SLURM_LOCALID="local_rank", SLURM_NTASKS="world_size")
@@ -232,7 +233,9 @@ class Host(System):
         """Give back what a note of a probe that is no more names. Under that probe's own lock: its heir, and other
         probes that find the note, would else do it again when somebody has set these boards anew."""
         try:
-            lock = self._lock(path.replace("leases-", "probe-").replace(".json", ".lock"), 40 if patient else 1)
+            lock = self._lock(
+                path.replace("leases-", "probe-").replace(".json", ".lock"), MOMENT_TRIES if patient else 1
+            )
         except (OSError, IOError):
             return  # somebody else is about it
         kept = self.read(path)
@@ -282,7 +285,7 @@ class Host(System):
             return "another probe of this console runs on this node already"
         return ""
 
-    def _lock(self, path, tries=40):
+    def _lock(self, path, tries=MOMENT_TRIES):
         """The lock, open as long as the probe runs: the kernel lets go of it whatever ends it. Another probe that
         starts may be trying it, or clearing it away, at this very moment: then once more."""
         for left in reversed(range(tries)):
@@ -295,30 +298,47 @@ class Host(System):
                 pass
             file.close()
             if left:
-                time.sleep(0.025)
+                time.sleep(MOMENT_S)
         raise OSError("the lock is held")
 
     def _cleared(self, path, ours):
-        """Whether nothing stands in the way at a lock: nobody holds it, or somebody who is well or could be ended."""
-        try:
-            with open(path, "r") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
+        """Whether nothing stands in the way at a lock: nobody holds it, or somebody who is well or could be ended.
+        Other probes that start, or give back for a dead one, hold it for a moment and leave no name in it."""
+        for left in reversed(range(MOMENT_TRIES)):
+            try:
+                with open(path, "r") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(path)
+                        return True
+                    except (OSError, IOError):
+                        pid = number_of(file.readline())
+                if not ours and self.time() - os.stat(path).st_mtime < HUNG_S:
                     return True
-                except (OSError, IOError):
-                    pid = number_of(file.readline())
-                    if not ours:
-                        return self.time() - os.stat(path).st_mtime < HUNG_S
-            return self._end(pid, path)
-        except (OSError, IOError):
-            return True
+                if ours and pid and self._holds(int(pid), path):
+                    return self._end(int(pid), path)
+            except (OSError, IOError):
+                return True
+            if left:
+                time.sleep(MOMENT_S)
+        return False
+
+    def _holds(self, pid, path):
+        """Whether that process has the file open: the kernel may have given a dead probe's number to another's."""
+        files = "/proc/%d/fd" % pid
+        return any(self._same(os.path.join(files, number), path) for number in self.list(files))
+
+    def _same(self, one, other):
+        try:
+            return os.path.samestat(os.stat(one), os.stat(other))
+        except OSError:
+            return False
 
     def _end(self, pid, path):
         """Ask a probe of ours to end, and wait until its lock is free."""
-        if not pid or pid == os.getpid():
+        if pid == os.getpid():
             return False
-        os.kill(int(pid), signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
         for _ in range(60):
             with open(path, "r") as file:
                 try:
