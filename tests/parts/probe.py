@@ -46,7 +46,6 @@ async def probe(nvml: FakeNvml | None, interval_s: float = 0.1, node: str = "n")
         BOOTSTRAP,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
         env=environment,
         limit=1 << 22,
     )

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pynvml
 import pytest
@@ -122,28 +122,6 @@ async def test_one_probe_for_a_console_and_the_later_one_stays(nvml: FakeNvml, t
             await second.record("tick")
 
 
-def _locks() -> list[str]:
-    return [str(path) for path in Path(f"/tmp/rackside-{os.getuid()}").iterdir()]
-
-
-def _own_lock(name: str) -> IO[str]:
-    place = Path(f"/tmp/rackside-{os.getuid()}")
-    place.mkdir(mode=0o700, exist_ok=True)
-    return (place / name).open("w")
-
-
-async def test_nothing_is_started_beside_a_probe_that_hangs(nvml: FakeNvml) -> None:
-    lock = _own_lock("probe-hung.lock")
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.utime(lock.name, (1, 1))
-        async with probe(nvml) as refused:
-            assert await asyncio.wait_for(refused.process.wait(), 15) == 1
-    async with probe(nvml) as running:
-        await running.record("tick")
-        assert lock.name not in _locks(), "what is left of a probe that ended is cleared away"
-
-
 async def test_what_is_not_there_is_never_zero(nvml: FakeNvml) -> None:
     """In MIG mode utilisation is not supported; one broken call takes nothing else with it."""
     nvml.write(gpu0_utilization="!3", gpu0_power="!999", gpu0_energy="!3", gpu1_field82="!3")
@@ -197,6 +175,23 @@ def test_a_lock_that_another_probe_tries_for_a_moment_is_waited_for(tmp_path: Pa
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(OSError, match="the lock is held"):
             module.Host(None)._lock(str(path))
+
+
+def test_nothing_is_started_beside_a_probe_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a place of its own: at the node's, it would refuse the probes of all other tests as well."""
+    module = _host_module()
+    host = module.Host(None)
+    monkeypatch.setattr(host, "_own_directory", lambda: str(tmp_path))
+    path = tmp_path / "probe-hung.lock"
+    with path.open("w") as hung:
+        fcntl.flock(hung, fcntl.LOCK_EX)
+        assert host.claim("x") == "", "one that has shown a sign of life lately is well"
+        os.utime(path, (1.0, 1.0))
+        said = host.claim("another")
+        assert "an earlier probe (probe-hung.lock) hangs in the driver" in said
+        assert "none is started beside it" in said
+    assert host.claim("another") == ""
+    assert not path.exists(), "what is left of a probe that ended is cleared away"
 
 
 @pytest.mark.parametrize("console", ["x", "another"])
