@@ -145,7 +145,7 @@ class Elevation(ScrollView, can_focus=True):
             return
         again = sorted(before) if lines is None else sorted({y - view[1] for y in lines} & before.keys())
         self._drawn = {} if lines is None else {y: strip for y, strip in before.items() if y not in again}
-        regions = [r for y in again for r in changed(y, before[y], self.render_line(y), view[2])]
+        regions = [r for y in again if (r := changed(y, before[y], self.render_line(y), view[2]))]
         if regions:
             self.refresh(*regions)
 

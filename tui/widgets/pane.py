@@ -64,7 +64,7 @@ class Pane(Widget):
         for y, (was, now) in enumerate(zip(before, self._lines, strict=True)):
             if was != now:
                 self._strips.pop(y, None)
-                regions += changed(y, was, now, self._width)
+                regions += filter(None, [changed(y, was, now, self._width)])
         if regions:
             self.refresh(*regions)
 
