@@ -47,3 +47,11 @@ def test_what_a_user_gets_wrong_is_a_sentence(arguments: list[str], says: str) -
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_not_known_yet_is_no_figure_and_no_library_complains() -> None:
+    command = [sys.executable, "-m", "tui.cli", "demo", "--headless", "--seconds", "0.001"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, ""), "no node answered in a millisecond"
+    assert "no temperature yet" in done.stdout
+    assert "nan" not in done.stdout

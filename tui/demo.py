@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import threading
 from typing import Any
 
@@ -64,16 +63,17 @@ def _summary(control: Control) -> dict[str, Any]:
 
 
 def _text(summary: dict[str, Any]) -> str:
-    job = summary["job"] or {}
-    celsius = summary["max_temperature_c"]
-    lines = [
-        f"{summary['nodes']} nodes, {summary['gpus']} GPUs, {summary['samples']} samples, "
-        f"hottest {math.nan if celsius is None else celsius:.0f} C",
-        f"job at step {job.get('step')}, {job.get('step_time_s') or math.nan:.2f} s a step, "
-        f"{job.get('tokens_per_s') or math.nan:,.0f} tokens/s, microbatch {job.get('microbatch')}",
-        *summary["errors"],
-    ]
-    return "\n".join(lines)
+    job, celsius = summary["job"], summary["max_temperature_c"]
+    hottest = "no temperature yet" if celsius is None else f"hottest {celsius:.0f} C"
+    lines = [f"{summary['nodes']} nodes, {summary['gpus']} GPUs, {summary['samples']} samples, {hottest}"]
+    if job is not None and not (job["step_time_s"] and job["tokens_per_s"]):
+        lines.append("the job has told no step yet")
+    elif job is not None:
+        lines.append(
+            f"job at step {job['step']}, {job['step_time_s']:.2f} s a step, "
+            f"{job['tokens_per_s']:,.0f} tokens/s, microbatch {job['microbatch']}"
+        )
+    return "\n".join([*lines, *summary["errors"]])
 
 
 def _on_screen(cluster: Cluster, model: Model, plan: Plan, given: Any) -> int:
