@@ -6,10 +6,9 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from textual.keys import Keys
 
-from engine.profile import ProfileError
+from engine.profile import ProfileError, document
 from tui.actions import actions
 
 NAMED = {key.value for key in Keys} | {"question_mark", "space", "slash", "comma", "full_stop", "minus", "plus"}
@@ -20,12 +19,7 @@ def load_keys(path: str | None) -> dict[str, str]:
     """Read `action: key` pairs from a YAML file; ProfileError names what is wrong. No file: no changes."""
     if path is None:
         return {}
-    try:
-        data = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: this is not valid YAML: {' '.join(str(error).split())}.") from None
+    data = document.load_plain(Path(path).expanduser())
     if not isinstance(data, dict):
         raise ProfileError(f"{path}: a key map is a list of 'action: key' lines.")
     return check({str(k): str(v) for k, v in data.items()}, path)

@@ -185,7 +185,7 @@ def learn_thermal(name: str, path: Path) -> LearnedCluster:
 
 def _with_learned(name: str, cluster: Cluster, chassis: Chassis, known: npt.NDArray[np.bool_], recording: str) -> str:
     """The inventory's own file with a `learned` block on each node whose GPUs all showed something."""
-    data = yaml.safe_load(catalog.find("cluster", name).read_text(encoding="utf-8"))
+    data = document.load_plain(catalog.find("cluster", name))
     first, built = 0, thermal.chassis_of(cluster)
     for entry, node in zip(data["nodes"], cluster.nodes, strict=True):
         rows = range(first, first + cluster.type_of(node).gpus)

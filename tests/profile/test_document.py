@@ -93,6 +93,28 @@ def test_a_tag_runs_nothing(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: !!timestamp noon",
+        "name: !!bool maybe",
+        "name: !!int ''",
+        "name: !!float ''",
+        "name: !!binary é",
+        "? [a, b]\n: c",
+        "? {a: b}\n: c",
+        "a: &a [*a]",
+        "[" * 20_000,
+        "a: *b",
+        "name: \x00",
+        "<<: 3",
+    ],
+)
+def test_what_yaml_itself_stumbles_on_is_a_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ProfileError, match=r"mine\.yaml"):
+        catalog.cluster(written(tmp_path, text))
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_a_cluster_or_a_sentence(text: str) -> None:
     try:
