@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import yaml
@@ -16,7 +16,10 @@ MAX_BYTES = 4 << 20
 T = TypeVar("T")
 
 # libyaml reads a cluster of a thousand nodes in a tenth of the time; both give the same nodes and marks.
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+if TYPE_CHECKING:
+    from yaml import SafeLoader as _SafeLoader
+else:
+    _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class ProfileError(Exception):
