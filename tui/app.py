@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import locale
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from textual.app import ComposeResult, SystemCommand
@@ -23,7 +23,7 @@ from engine.control.hookless import trains
 from engine.model.predict import Prediction
 from engine.plan.conditions import Conditions
 from engine.telemetry.store import HISTORY_METRICS
-from tui import alarm_keys, choices, plan_keys
+from tui import alarm_keys, choices
 from tui.actions import actions
 from tui.bridge import carry
 from tui.intervening import Intervening
@@ -45,6 +45,9 @@ from tui.widgets.links import Links
 from tui.widgets.log import Log
 from tui.widgets.pane import Pane
 from tui.widgets.plans import Plans
+
+if TYPE_CHECKING:
+    from tui.plan_keys import Searched
 
 PANES = ("gpu", "jobs", "links", "plans", "alarms", "log")
 """A large screen shows the GPU or the jobs, links, plans, and alarms or the log."""
@@ -91,7 +94,7 @@ class RacksideApp(Intervening):
         self._planned_for: tuple[tuple[str, int, bool] | None, Conditions] | None = None
         self._own: Prediction | None = None
         self._ahead: Ahead | None = None
-        self.searched: plan_keys.Searched | None = None
+        self.searched: Searched | None = None
         self._looked = -REPLAN_S
         self._make_widgets()
         self.racks.metric = next((m for m in METRICS if m.key == look.metric), METRICS[0])
@@ -161,6 +164,10 @@ class RacksideApp(Intervening):
         self._arrange(self.size)
         self._draw()
         self._replan()
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        """The engine starts behind the first screen, which stands sooner so."""
         self.run_worker(carry(self.control, self), name="engine", exit_on_error=True)
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
@@ -327,6 +334,8 @@ class RacksideApp(Intervening):
         self.show_pane("plans")
 
     def action_search_plans(self) -> None:
+        from tui import plan_keys  # the screen and its search come with the key
+
         plan_keys.search(self)
 
     def action_pane_alarms(self) -> None:

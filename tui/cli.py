@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +10,9 @@ from typing import Any
 
 from tui import showing
 from tui.options import FORMS, parser
+
+LOADING = 50_000
+"""What loads is not garbage: at Python's own threshold the collector looks through it a hundred times."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command is None:
         parser().print_help()
         return 0
+    gc.set_threshold(LOADING)
     from engine.profile import ProfileError
 
     try:

@@ -250,4 +250,9 @@ def _cpu_per_s(pid: int, seconds: float) -> float:
 
 
 if __name__ == "__main__":
+    import gc
+
+    from tui.cli import LOADING
+
+    gc.set_threshold(LOADING)  # as the command does
     child(int(sys.argv[1]), sys.argv[2] == "screen")

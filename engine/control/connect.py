@@ -3,15 +3,39 @@ nodes without an address."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from engine.profile import Cluster, ProfileError, parse_address
-from engine.telemetry.local import LocalSource
 from engine.telemetry.source import NodeSource
 
 
-def sources(cluster: Cluster) -> dict[str, NodeSource]:
-    """One source a node, by name. ProfileError when the inventory does not say how to reach one."""
+class Sources(Mapping[str, NodeSource]):
+    """One source a node, by name. Those over SSH are made when the first is asked for: asyncssh takes a quarter of a
+    second to load, and the screen comes first."""
+
+    def __init__(self, cluster: Cluster, found: Mapping[str, NodeSource]) -> None:
+        self._cluster, self._found = cluster, found
+
+    @cached_property
+    def _all(self) -> Mapping[str, NodeSource]:
+        names = [n.name for n in self._cluster.nodes]
+        found = self._found if len(self._found) == len(names) else {**self._found, **_over_ssh(self._cluster)}
+        return {name: found[name] for name in names}
+
+    def __getitem__(self, name: str) -> NodeSource:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._cluster.nodes)
+
+
+def sources(cluster: Cluster) -> Mapping[str, NodeSource]:
+    """The sources of a cluster. ProfileError when the inventory does not say how to reach a node."""
     lost = [n.name for n in cluster.nodes if not n.ssh and not n.local]
     if lost and cluster.prometheus is None:
         raise ProfileError(
@@ -19,20 +43,24 @@ def sources(cluster: Cluster) -> dict[str, NodeSource]:
             'ssh: "user@host" (or local: true for this machine), or the cluster a prometheus: block. Built-in clusters '
             f"without addresses are for planning; rackside demo --cluster {cluster.name} simulates one."
         )
-    found: dict[str, NodeSource] = {
-        n.name: LocalSource(n.name, cluster.poll_interval_s) for n in cluster.nodes if n.local
-    }
+    found: dict[str, NodeSource] = {}
+    if any(n.local for n in cluster.nodes):
+        found |= _here(cluster)
     if lost and cluster.prometheus is not None:
         from engine.telemetry.prometheus import poller
 
         found |= poller.sources(cluster, cluster.prometheus)
-    if len(found) < len(cluster.nodes):
-        found |= _over_ssh(cluster)
-    return {n.name: found[n.name] for n in cluster.nodes}
+    return Sources(cluster, found)
+
+
+def _here(cluster: Cluster) -> dict[str, NodeSource]:
+    from engine.telemetry.local import LocalSource
+
+    return {n.name: LocalSource(n.name, cluster.poll_interval_s) for n in cluster.nodes if n.local}
 
 
 def _over_ssh(cluster: Cluster) -> dict[str, NodeSource]:
-    from engine.telemetry.ssh import SshSource, Way  # asyncssh takes 150 ms to load
+    from engine.telemetry.ssh import SshSource, Way
 
     way = Way(
         known_hosts=Path(cluster.ssh.known_hosts).expanduser(),

@@ -105,7 +105,8 @@ class Control:
         """Poll the nodes and watch the jobs for as long as the block runs; actions in flight are waited for."""
         self.alarming.begin()
         self._bands = learned(self._audit.read())
-        tasks = [asyncio.create_task(source.run(self.store), name=f"poll {n}") for n, source in self.sources.items()]
+        found = await asyncio.to_thread(dict, self.sources)  # keys are answered while SSH loads
+        tasks = [asyncio.create_task(source.run(self.store), name=f"poll {n}") for n, source in found.items()]
         tasks.append(asyncio.create_task(self._publish(), name="publish"))
         tasks.append(asyncio.create_task(self.hookless.follow(), name="Slurm"))
         try:

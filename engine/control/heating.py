@@ -97,11 +97,6 @@ def fit_json(found: Fitted) -> dict[str, Any]:
 # Forecasts, live or from a recording.
 
 
-def names(cluster: Cluster) -> list[tuple[str, int]]:
-    """(node, slot) of every row of the inventory."""
-    return [(node.name, slot) for node in cluster.nodes for slot in range(cluster.type_of(node).gpus)]
-
-
 def replayed(cluster: Cluster, path: Path) -> Watch:
     """A twin that has seen a whole recording. ProfileError with a sentence when it cannot be read."""
     found, watch = _trace(cluster, path), Watch(cluster)
@@ -138,10 +133,10 @@ def forecast_json(cluster: Cluster, watch: Watch, rack: Rack | None, load: Load 
                 "odd": bool(seen.odd[row]),
                 "sensor": observer.WORDS[watch.twin.fault[row]] or None,
             }
-            for row, (node, slot) in enumerate(names(cluster))
+            for row, (node, slot) in enumerate(cluster.slots)
         ],
         "throttling": {
-            "gpus": [f"{names(cluster)[row][0]}:{names(cluster)[row][1]}" for row in cost.rows],
+            "gpus": ["{}:{}".format(*cluster.slots[row]) for row in cost.rows],
             "first_s": cost.first_s,
             "step_s": cost.step_s,
             "slowed_step_s": cost.slowed_step_s,
@@ -213,7 +208,7 @@ def _with_learned(name: str, cluster: Cluster, chassis: Chassis, known: npt.NDAr
 
 def _trace(cluster: Cluster, path: Path) -> Trace:
     try:
-        return trace.read(path, names(cluster))
+        return trace.read(path, cluster.slots)
     except RecordError as error:
         raise ProfileError(str(error)) from None
 

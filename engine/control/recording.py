@@ -15,7 +15,6 @@ import msgspec
 from engine.act import alarm, audit
 from engine.act.action import Ticket
 from engine.act.alarm import Priority, Raised, State, What
-from engine.control import heating
 from engine.control.control import Control
 from engine.control.events import Event, JobChanged, Published, TicketChanged
 from engine.job.status import JobStatus
@@ -45,7 +44,7 @@ class Recording:
         self._clock = clock
         cluster = control.cluster
         told = inventory(cluster)
-        self._recorder = Recorder(path, cluster.name, heating.names(cluster), told, thin_after_s, most_bytes)
+        self._recorder = Recorder(path, cluster.name, cluster.slots, told, thin_after_s, most_bytes)
         self._control, self.path, self.seconds, self.lost = control, path, 0, 0
         self.trouble = ""
         self._thread = ThreadPoolExecutor(1, "recording")

@@ -75,8 +75,7 @@ def roles(cluster: Cluster, snapshot: Snapshot, status: JobStatus | None) -> dic
             if rank is not None:
                 out[node.name, slot] = role(p, dp, rank)
     if not out and world == cluster.gpus:
-        places = [(node.name, slot) for node in cluster.nodes for slot in range(cluster.type_of(node).gpus)]
-        out = {place: role(p, dp, rank) for rank, place in enumerate(places)}
+        out = {place: role(p, dp, rank) for rank, place in enumerate(cluster.slots)}
     return out
 
 

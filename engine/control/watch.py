@@ -63,7 +63,7 @@ class Watch:
         self._said, self._quiet_s, self._sure_s = np.zeros(n, bool), np.zeros(n), np.zeros(n)
         self._odd_s = np.zeros(n)
         self._held_share, self._stays_hot = np.zeros(n), np.zeros(n, bool)
-        self._names = [(node.name, slot) for node in cluster.nodes for slot in range(cluster.type_of(node).gpus)]
+        self._names = cluster.slots
 
     def look(self, snapshot: Snapshot, seconds: float) -> None:
         """Take the readings of a snapshot, `seconds` after the last one."""

@@ -144,6 +144,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.type_of(n).gpus for n in self.nodes)
 
     @property
+    def slots(self) -> list[tuple[str, int]]:
+        """(node, slot) of every GPU, as rows are numbered everywhere: node by node of the inventory."""
+        return [(node.name, slot) for node in self.nodes for slot in range(self.type_of(node).gpus)]
+
+    @property
     def gpus_per_node(self) -> int:
         return min(self.type_of(n).gpus for n in self.nodes)
 
