@@ -41,6 +41,8 @@ class JobClient:
                 line = await self._line()
         except TimeoutError:
             raise ProtocolError(f"the job's socket did not answer within {timeout_s:.0f} s") from None
+        except OSError as error:
+            raise ProtocolError(f"the connection to the job's socket broke: {error}") from None
         if line is None:
             raise ProtocolError("the job's socket closed before it greeted")
         greeting = decode_line(line)
