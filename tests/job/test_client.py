@@ -24,5 +24,5 @@ class _Cut:
 async def test_a_way_that_is_lost_before_the_greeting_is_a_sentence() -> None:
     cut: Any = _Cut()
     async with asyncio.timeout(5):
-        with pytest.raises(ProtocolError, match="the connection to the job's socket broke: .*reset by peer"):
+        with pytest.raises(ProtocolError, match=r"the connection to the job's socket broke: .*reset by peer"):
             await JobClient(cut, cut).open("somebody")
