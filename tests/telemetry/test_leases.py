@@ -148,6 +148,25 @@ async def test_a_probe_that_is_killed_gives_back_all_the_same(nvml: FakeNvml, he
         await until(lambda: (nvml.limits()[0], nvml.limits("lock")[1]) == (650000, 0))
 
 
+async def test_what_is_set_after_the_heir_was_killed_is_noted_all_the_same(nvml: FakeNvml) -> None:
+    async with probe(nvml, node="first") as running:
+        await running.record("tick")
+        (heir,) = _children(running.process.pid)
+        os.kill(int(heir), signal.SIGKILL)
+        await until(lambda: _state(int(heir)) == "Z")
+        for gpu in ("0", "1"):
+            running.send(id=gpu, do="power_limit", gpus={gpu: 500}, lease_s=600)
+            assert (await running.record("result"))["state"] == "done"
+        running.send(id="back", do="restore", gpus=[1])
+        assert (await running.record("result"))["state"] == "done"
+        running.process.kill()
+        await running.process.wait()
+        nvml.overrule(1, 500000)  # another's: the note names it no more
+        async with probe(nvml, node="another") as later:
+            await later.record("tick")
+            assert (nvml.limits()[0], nvml.limits()[1]) == (700000, 500000)
+
+
 async def test_what_a_killed_probe_had_set_is_not_what_was_before(nvml: FakeNvml) -> None:
     """Two consoles, one of which is killed with all that would give back for it: the other sets the same GPU, and what
     comes back at its end is what was there before both. A lock that it sets stays, too, whoever gives back late."""

@@ -176,18 +176,19 @@ class Host(System):
             os._exit(0)
 
     def keep(self, held):
+        path = self._note() or ""
         try:
-            path = self._note() or ""
             if self._heir is not None:
                 os.write(self._heir, ("%s\t%s\n" % (path, held)).encode())
-            if not path:
-                return
-            if held == "[]":
-                os.unlink(path)
-                return
-            with open(path + ".new", "w") as file:
-                file.write(held)
-            os.rename(path + ".new", path)
+        except (OSError, IOError):
+            pass  # the heir was killed: the note is then all that a later probe has
+        try:
+            if path and held == "[]":
+                self._forget(path)
+            elif path:
+                with open(path + ".new", "w") as file:
+                    file.write(held)
+                os.rename(path + ".new", path)
         except (OSError, IOError):
             pass  # the lease itself still ends by its time
 
