@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 from engine.control.control import Control
@@ -32,10 +33,16 @@ def demo(given: Any) -> int:
 
 async def _headless(cluster: Cluster, model: Model, plan: Plan, given: Any) -> dict[str, Any]:
     async with simulated(cluster, model, plan) as reachable:
-        control = control_of(reachable, given.policy, read_only=True)
+        control = control_of(reachable, given.policy, read_only=True, alarms=_alarms(reachable))
         async with control.running():
             await asyncio.sleep(given.seconds)
             return _summary(control)
+
+
+def _alarms(simulated: Cluster) -> Path:
+    """Beside its keys, gone with it: a demo is a new rack, and what stood on the last one or stands on a real one of
+    that name is none of its own."""
+    return Path(simulated.ssh.known_hosts).with_name("alarms.jsonl")
 
 
 def _summary(control: Control) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def _on_screen(cluster: Cluster, model: Model, plan: Plan, given: Any) -> int:
             raise ProfileError(f"The simulated cluster did not start within {START_S:.0f} s.")
         if isinstance(found[0], BaseException):
             raise found[0]
-        return show(control_of(found[0], given.policy, given.read_only), given)
+        return show(control_of(found[0], given.policy, given.read_only, alarms=_alarms(found[0])), given)
     finally:
         leave.set()
         thread.join(5)

@@ -28,9 +28,11 @@ def this_operator() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def control_of(cluster: Cluster, policy: str, read_only: bool, operator: str = "") -> Control:
-    """The engine for a cluster; `operator` acts, by default this user. ProfileError where the inventory leads nowhere
-    to."""
+def control_of(
+    cluster: Cluster, policy: str, read_only: bool, operator: str = "", alarms: Path | None = None
+) -> Control:
+    """The engine for a cluster; `operator` acts, by default this user, and `alarms` is a log apart from that of the
+    user's other racks. ProfileError where the inventory leads nowhere to."""
     return Control(
         cluster,
         sources(cluster),
@@ -38,6 +40,7 @@ def control_of(cluster: Cluster, policy: str, read_only: bool, operator: str = "
         Audit(default_path()),
         operator or this_operator(),
         read_only=read_only,
+        alarms=alarms,
     )
 
 

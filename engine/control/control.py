@@ -73,12 +73,14 @@ class Control:
         audit: Audit,
         operator: str,
         read_only: bool = False,
+        alarms: Path | None = None,
     ) -> None:
         self.cluster, self.policy, self.operator = cluster, policy, operator
         self.sources = sources
         self.store = Store([(n.name, cluster.type_of(n).gpus) for n in cluster.nodes])
         self.snapshot: Snapshot = self.store.publish(time.time())
-        self.alarming = Alarming(cluster, AlarmLog(audit.path.with_name("alarms.jsonl"), cluster.name), operator)
+        log = AlarmLog(alarms or audit.path.with_name("alarms.jsonl"), cluster.name)
+        self.alarming = Alarming(cluster, log, operator)
         self.tickets: tuple[Ticket, ...] = ()
         self.arming = Arming(time.monotonic, read_only)
         self.jobs = Jobs(sources, operator, lambda status: self._tell(JobChanged(status)))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from engine.act.alarm import Event, Priority, What
+from engine.act.alarmlog import AlarmLog
 from tests.parts.missing import program
 from tests.parts.sshd import Sshd
 from tests.parts.terminal import RACKSIDE, Terminal
@@ -87,19 +90,40 @@ def test_any_size_and_a_resize_on_the_way(make_terminal: MakeTerminal, fixed: di
     assert t.state("alternate_on") == "0"
 
 
-def test_over_ssh_in_tmux(make_terminal: MakeTerminal, make_sshd: Callable[..., Sshd]) -> None:
+def test_over_ssh_in_tmux(make_terminal: MakeTerminal, make_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
     """As operators reach it: tmux here, OpenSSH in between, the console there; a resize crosses as well."""
     server = make_sshd()
     t = make_terminal(80, 24)
     login = [program("ssh"), "-F", "none", "-tt", "-o", f"UserKnownHostsFile={server.known_hosts}"]
     login += ["-i", str(server.identity), "-p", str(server.port), f"{server.user}@127.0.0.1"]
-    t.type(shlex.join([*login, f"cd {shlex.quote(str(ROOT))} && LC_ALL=C.UTF-8 {DEMO}"]))
+    # A login has an environment of its own: without this it would take the look that this user last left.
+    there = f"LC_ALL=C.UTF-8 XDG_STATE_HOME={shlex.quote(str(tmp_path / 'there'))}"
+    t.type(shlex.join([*login, f"cd {shlex.quote(str(ROOT))} && {there} {DEMO}"]))
     t.until("READ-ONLY", "4/4 nodes", "n04 GPU 0", "q Quit")
     t.resize(160, 45)
     t.until("Links of n04", "Plans for llama3-8b-demo")
     t.keys("q")
     t.until("ready>", "closed")
     assert (t.state("alternate_on"), t.state("cursor_flag"), t.state("mouse_any_flag")) == ("0", "1", "0")
+
+
+def test_a_demo_is_a_new_rack(make_terminal: MakeTerminal, tmp_path: Path) -> None:
+    """What stands on a rack of the same name is not the demo's, and the demo's alarms are not that rack's."""
+    log = tmp_path / "state/rackside/alarms.jsonl"
+    log.parent.mkdir(parents=True)
+    standing = Event(time.time(), "heat:n03:5", What.RAISED, Priority.CRITICAL, "n03 GPU 5 is hot", "n03")
+    AlarmLog(log, "h200x32-400g").write(standing)
+    before = log.read_bytes()
+    t = make_terminal(80, 24)
+    t.type(DEMO)
+    t.until("4/4 nodes", "tok/s")
+    t.keys("4")
+    shown = t.until("Alarms", "4/4 nodes")
+    assert "n03 GPU 5 is hot" not in shown
+    t.until("n04 GPU 5 reaches")  # the clogged heatsink's own
+    t.keys("q")
+    t.until("ready>")
+    assert log.read_bytes() == before
 
 
 def test_a_walk_through_the_whole_console(make_terminal: MakeTerminal, tmp_path: Path) -> None:
