@@ -61,7 +61,7 @@ REPLAY_ACTIONS = (
     KeyAction("next_mark", "semicolon", "Next event", "The next alarm or action.", "Recording", "Next event"),
     KeyAction("slower", "less_than_sign", "Slower", "Play at 10 or 1 times the speed.", "Recording"),
     KeyAction("faster", "greater_than_sign", "Faster", "Play at 10 or 60 times the speed.", "Recording", "Faster"),
-    KeyAction("what_if", "w", "What if", "An action at this moment: the twin's answer beside what came.", "Recording", "What if"),
+    KeyAction("what_if", "w", "What if", "As t, which asks it here, too, like m, r and p.", "Recording", "What if"),
 )  # fmt: skip
 """Of a console that is open on a recording."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.act.action import Proposal
+from engine.act.propose import LEASED, PERMANENT
 from engine.control.control import Control
 from engine.control.discover import FoundJob
 from engine.control.hookless import trains
@@ -16,6 +19,16 @@ CLOCK_SHARES = (0.95, 0.9, 0.8)
 MOVES = (1, 2, 4)
 PAUSES_S = (30.0, 60.0, 120.0, 300.0)
 MOST_MICROBATCHES = 10
+
+
+def supposed(choice: Choice) -> Choice:
+    """The same where nothing is sent: without a word on who holds what."""
+
+    def propose(scope: int) -> Proposal:
+        found = choice.propose(scope)
+        return replace(found, notes=tuple(n for n in found.notes if n not in (LEASED, PERMANENT)))
+
+    return Choice(choice.label, propose)
 
 
 def throttle(control: Control, node: int, slot: int) -> tuple[list[Choice], tuple[str, ...]]:

@@ -9,11 +9,13 @@ from engine.job.status import JobStatus
 from tui import choices
 from tui.screens.act import ActPanel, Choice, Confirmed
 from tui.taping import Taping
+from tui.widgets.elevation import Elevation
 
 
 class Intervening(Taping):
     """A part of the console's app, which has the rest."""
 
+    racks: Elevation
     _panel: ActPanel | None = None
 
     @property
@@ -60,6 +62,11 @@ class Intervening(Taping):
         else:
             self._open("Stop a job that has no hook", choices.standstill(self.control, found), (found.name,), 0)
 
+    def action_what_if(self) -> None:
+        """In a recording every key that acts asks this; here the most common one."""
+        if self.replay is not None:
+            self.action_throttle()
+
     def action_undo(self) -> None:
         if self.control.propose_undo() is None:
             self.notify("Nothing of this session is in force that could be undone.", severity="warning")
@@ -78,6 +85,9 @@ class Intervening(Taping):
 
     def _open(self, title: str, offered: list[Choice], scopes: tuple[str, ...], chosen: int) -> None:
         if self._panel is not None:
+            return
+        if self.replay is not None:
+            self.suppose(title, offered, scopes, chosen)
             return
         arming = self.control.arming
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -15,9 +16,8 @@ from engine.control.replay import NOTHING_DONE, Replay
 from engine.control.whatif import what_if
 from engine.record.schema import RecordError
 from tui import choices
-from tui.screens.act import ActPanel, Confirmed
+from tui.screens.act import ActPanel, Choice, Confirmed
 from tui.screens.whatif import WhatIfScreen
-from tui.widgets.elevation import Elevation
 from tui.widgets.timeline import TimeLine
 
 MINUTE_S = 60.0
@@ -28,7 +28,6 @@ class Taping(App[None]):
 
     control: Control
     plain: bool
-    racks: Elevation
 
     def draw_lines(self) -> None:
         """Draw what is always there."""
@@ -131,21 +130,19 @@ class Taping(App[None]):
             self.replay.faster(1)
             self._moved()
 
-    def action_what_if(self) -> None:
-        """Choose an action as if the moment were now; the twin's answer is then shown beside what came."""
+    def suppose(self, title: str, offered: Sequence[Choice], scopes: Sequence[str], chosen: int) -> None:
+        """Offer actions as if the moment were now; the twin's answer to one is then shown beside what came."""
         replay = self.replay
         if replay is None:
             return
         replay.playing = False
-        offered, scopes = choices.throttle(replay, *self.racks.cursor)
 
-        def chosen(answer: Confirmed | None) -> None:
+        def told(answer: Confirmed | None) -> None:
             if answer is not None:
-                found = what_if(replay, answer.proposal)
-                self.push_screen(WhatIfScreen(found, self.plain))
+                self.push_screen(WhatIfScreen(what_if(replay, answer.proposal), self.plain))
 
-        title = "What if, at this moment of the recording: nothing is sent"
         free, allowed, one, nobody = (lambda: 1.0), (lambda: ""), (lambda _: 1), (lambda _: "")
-        panel = ActPanel(title, offered, scopes, choices.THROTTLE_DEFAULT, free, allowed, one, nobody, self.plain)
-        self.push_screen(panel, chosen)
+        title = f"What if, at this moment of the recording: nothing is sent\n{title}"
+        supposed = [choices.supposed(choice) for choice in offered]
+        self.push_screen(ActPanel(title, supposed, scopes, chosen, free, allowed, one, nobody, self.plain), told)
         self._moved()

@@ -10,6 +10,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import numpy as np
 
 from engine.record.reading import Reader
 from engine.record.recording import THIN_AFTER_S, Recorder
-from engine.record.schema import MINUTE_TICKS, STEPS, Floats
+from engine.record.schema import BIN_S, MINUTE_TICKS, RATES_LEFT, STEPS, Floats
 
 MINUTES, WHOLE = 12, 5
 """Minutes that are recorded, and how many of them are kept whole."""
 OPENED = 5
+LINKS_A_GPU = 19
+"""Eighteen of NVLink and a network port."""
 
 
 def recorded(gpus: int, minutes: int = MINUTES) -> dict[str, Any]:
@@ -31,29 +34,35 @@ def recorded(gpus: int, minutes: int = MINUTES) -> dict[str, Any]:
         names = [(f"n{row // 8:04d}", row % 8) for row in range(gpus)]
         recorder = Recorder(path, "bench", names, thin_after_s=WHOLE * 60.0)
         took = []
+        chance = np.random.default_rng(2)
         for second, columns in enumerate(_training(gpus, minutes * MINUTE_TICKS)):
+            links = chance.normal(6.5, 0.4, (2, gpus * LINKS_A_GPU))
             began = time.perf_counter()
-            recorder.write_columns(1e9 + second, columns)
+            recorder.write_columns(1e9 + second, columns, links, 1e9 + second - second % BIN_S)
             took.append(time.perf_counter() - began)
         opened_live = _opened(path, thin=False)
         recorder.close()
-        whole, thin = _bytes(path, 0), _bytes(path, 1)
+        whole, thin, linked = _bytes(path, 0), _bytes(path, 1), _bytes_of_links(path)
         size = path.stat().st_size
         opened = max(opened_live, _opened(path, thin=False), _opened(path, thin=True))
     values = gpus * len(STEPS) * MINUTE_TICKS
     hours = THIN_AFTER_S / 3600
     day = 60 * (hours * whole["bytes"] + (24 - hours) * thin["bytes"])
-    overhead = size / (whole["bytes"] * whole["minutes"] + thin["bytes"] * thin["minutes"])
+    in_blocks = whole["bytes"] * whole["minutes"] + thin["bytes"] * thin["minutes"]
+    overhead = size / (in_blocks + linked["bytes"] * linked["rows"])
+    of_links = overhead * linked["bytes"] * 60 * (hours * RATES_LEFT + 24 - hours)
     stored = values * (hours + (24 - hours) * thin["values_share"])
     return {
         "gpus": gpus,
         "metrics": len(STEPS),
+        "links": gpus * LINKS_A_GPU,
         "minutes": minutes,
         "bytes_per_value": day * overhead / 60 / stored,
         "bytes_per_value_whole": whole["bytes"] / values,
         "bytes_per_value_thinned": thin["bytes"] / (values * thin["values_share"]),
-        "gb_per_24h": day * overhead / 1e9,
-        "gb_per_24h_whole": 1440 * whole["bytes"] * overhead / 1e9,
+        "gb_per_24h": (day * overhead + of_links) / 1e9,
+        "gb_per_24h_of_links": of_links / 1e9,
+        "gb_per_24h_whole": (1440 * whole["bytes"] + 24 * 3600 / BIN_S * linked["bytes"]) * overhead / 1e9,
         "open_minute_s": opened,
         "write_ms": float(np.median(took) * 1e3),
         "fold_s": float(np.max(took)),
@@ -67,10 +76,11 @@ def text(found: dict[str, Any]) -> str:
     """To read."""
     return "\n".join(
         [
-            f"{found['gpus']:,} GPUs, {found['metrics']} metrics a second",
+            f"{found['gpus']:,} GPUs, {found['metrics']} metrics a second; {found['links']:,} links",
             f"a stored value    {found['bytes_per_value']:.2f} bytes: whole {found['bytes_per_value_whole']:.2f}, "
             f"thinned {found['bytes_per_value_thinned']:.2f}",
-            f"a day             {found['gb_per_24h']:.2f} GB; {found['gb_per_24h_whole']:.2f} GB with nothing thinned",
+            f"a day             {found['gb_per_24h']:.2f} GB, links {found['gb_per_24h_of_links']:.2f} of them; "
+            f"{found['gb_per_24h_whole']:.2f} GB with nothing thinned",
             f"a minute is open  in {found['open_minute_s']:.2f} s",
             f"a second written  in {found['write_ms']:.1f} ms, one that folds a minute in {found['fold_s']:.2f} s",
             found["how"],
@@ -111,9 +121,18 @@ def _opened(path: Path, thin: bool) -> float:
         with Reader(path) as reader:
             first = reader.start + 60 * at if thin else reader.end - 60 * (at + 1)
             found = reader.window(first, first + 60)
+            links = reader.rates(first + 30)
         assert len(found.times)
+        assert links is not None
         worst = max(worst, time.perf_counter() - began)
     return worst
+
+
+def _bytes_of_links(path: Path) -> dict[str, float]:
+    """Of a row of what links carried, and how many there are."""
+    with closing(sqlite3.connect(path)) as db:
+        size, rows = db.execute("select avg(length(data)), count(*) from rate").fetchone()
+    return {"bytes": float(size), "rows": float(rows)}
 
 
 def _bytes(path: Path, thin: int) -> dict[str, float]:

@@ -22,10 +22,12 @@ from engine.profile import Cluster
 from engine.profile.cluster import Ssh
 from engine.record.recording import MOST_BYTES, THIN_AFTER_S, WAITING, Recorder
 from engine.record.schema import RecordError
-from engine.telemetry.snapshot import NodeState, NodeStatus, Snapshot
+from engine.telemetry.snapshot import NodeState, NodeStatus, Process, Snapshot
 
 BEHIND = 30
 """Seconds that may wait for a slow disk; further ones are not recorded."""
+Processes = tuple[tuple[Process, ...], ...]
+"""Of each GPU of a node."""
 _Written = tuple[float, str, str, dict[str, Any]]
 
 
@@ -52,6 +54,8 @@ class Recording:
         self._nodes: dict[str, object] = {}
         self._facts: dict[str, object] = {}
         self._facts_of: object = None
+        self._processes: dict[str, Processes] = {}
+        self._processes_of: object = None
         self._jobs: dict[str, JobStatus] = {}
         self._steps: dict[str, JobStatus] = {}
         self._waiting: list[_Written] = []
@@ -164,6 +168,14 @@ class Recording:
                 if self._facts.get(node.name) != facts:
                     self._facts[node.name] = facts
                     out.append((snapshot.time, "facts", node.name, {"gpus": msgspec.to_builtins(facts)}))
+        if self._processes_of is not snapshot.gpus.processes:
+            self._processes_of = snapshot.gpus.processes
+            for node in snapshot.nodes:
+                processes = snapshot.gpus.processes[node.rows.start : node.rows.stop]
+                known = self._processes.get(node.name, ())
+                if processes != known and _who(processes) != _who(known):  # their memory alone is no news
+                    self._processes[node.name] = processes
+                    out.append((snapshot.time, "processes", node.name, {"gpus": msgspec.to_builtins(processes)}))
         return out
 
     # Written by the thread.
@@ -207,6 +219,12 @@ def inventory(cluster: Cluster) -> str:
     nodes = tuple(msgspec.structs.replace(n, ssh=None, local=False) for n in cluster.nodes)
     kept = msgspec.structs.replace(cluster, nodes=nodes, ssh=Ssh(), prometheus=None, slurm=False)
     return msgspec.json.encode(kept).decode()
+
+
+def _who(processes: Processes) -> list[list[tuple[object, ...]]]:
+    """Who runs on each GPU; none at all is nobody, however many GPUs there are."""
+    who: list[list[tuple[object, ...]]] = [[(p.pid, p.name, p.rank, p.slurm_job) for p in gpu] for gpu in processes]
+    return who if any(who) else []
 
 
 def _size(path: Path) -> int:

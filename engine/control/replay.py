@@ -28,7 +28,7 @@ from engine.control.watch import Watch
 from engine.job.status import JobStatus
 from engine.model import observer
 from engine.profile import Cluster, catalog
-from engine.record.past import Past
+from engine.record.past import TOLD, Past
 from engine.record.reading import Reader, Told
 from engine.record.schema import Floats, RecordError
 from engine.telemetry.snapshot import Snapshot
@@ -92,11 +92,11 @@ class Replay(Control):
         at, columns = self.reader.moment(self.position)
         onward = 0 <= self.position - before <= GAP_S
         if onward:
-            told = list(self.reader.events(before, self.position, "node", "facts", "alarm"))
+            told = list(self.reader.events(before, self.position, *TOLD, "alarm"))
         else:
             self.store = self._past = self._store()
             self._past_alarms.forget()
-            told = [event for kind in ("node", "facts") for event in self.reader.newest(self.position, kind)]
+            told = [event for kind in TOLD for event in self.reader.newest(self.position, kind)]
             told += self.reader.events(-math.inf, self.position, "alarm")
         for event in told:
             if event.kind == "alarm":

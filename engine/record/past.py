@@ -10,12 +10,15 @@ import numpy as np
 
 from engine.record.reading import Reader, Told
 from engine.record.schema import STEPS, Floats
+from engine.telemetry.links import Labels
 from engine.telemetry.reading import CODES, GpuFacts, Hello, ReadingState
-from engine.telemetry.snapshot import NodeState, Snapshot
+from engine.telemetry.snapshot import NodeState, Process, Snapshot
 from engine.telemetry.store import COLUMNS, HISTORY_SAMPLES, Store
 
 _PLACES = {name: COLUMNS.index(name) for name in STEPS if name in COLUMNS}
 """What a snapshot's GPU table has of a recording."""
+TOLD = ("node", "facts", "processes", "links", "errors")
+"""Kinds of events that say what a node is."""
 
 
 class Past(Store):
@@ -27,7 +30,7 @@ class Past(Store):
         self._row_of = {gpu: row for row, gpu in enumerate(reader.gpus)}
 
     def told(self, event: Told) -> None:
-        """A `node` or `facts` event; what cannot be understood is left out."""
+        """An event of a node (TOLD); what cannot be understood is left out."""
         if event.subject not in self._nodes:
             return
         with suppress(KeyError, TypeError, ValueError, msgspec.ValidationError):
@@ -37,6 +40,14 @@ class Past(Store):
                 self.apply(event.subject, Hello(1, of.hostname, gpus, driver=of.driver), event.time)
             elif event.kind == "node":
                 self._node(event)
+            elif event.kind == "processes":
+                gpus = msgspec.convert(event.data["gpus"], tuple[tuple[Process, ...], ...])
+                self._nodes[event.subject].processes, self._processes = gpus, None
+            elif event.kind == "links":
+                self._nodes[event.subject].links.restore(msgspec.convert(event.data, Labels), event.data["peak"])
+                self._link_labels = None
+            elif event.kind == "errors":
+                self._nodes[event.subject].links.count(event.data["errors"])
 
     def _node(self, event: Told) -> None:
         data, of = event.data, self._nodes[event.subject]
@@ -63,6 +74,7 @@ class Past(Store):
             values[ours] = columns[name][theirs]
             self._values[place] = values
             self._codes[place] = np.where(np.isnan(values), CODES[ReadingState.ABSENT], 0)
+        self._carry()
         return self.publish(time)
 
     def history(self, metric: str, row: int) -> tuple[Floats, Floats]:
@@ -73,6 +85,16 @@ class Past(Store):
         begin = self._now - HISTORY_SAMPLES * self._interval_s
         found = self._reader.window(begin, self._now, [metric], row=known)
         return found.times[-HISTORY_SAMPLES:], found.metrics[metric][-HISTORY_SAMPLES:, 0]
+
+    def _carry(self) -> None:
+        """What each link carried at this moment, where the recording has that of the links which are there."""
+        nodes = list(self._nodes.values())
+        ends = np.cumsum([len(of.links) for of in nodes])
+        found = self._reader.rates(self._now)
+        if found is None or found.shape[1] != ends[-1]:
+            found = np.full((2, ends[-1]), np.nan)
+        for of, (rx, tx) in zip(nodes, np.split(found, ends[:-1], axis=1), strict=True):
+            of.links.rx, of.links.tx = rx, tx
 
     def _gpu(self, row: int) -> tuple[str, int]:
         for of in self._nodes.values():

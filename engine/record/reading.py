@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from engine.record import packing
-from engine.record.schema import FORMAT, NOTHING, PART, STEPS, Floats, RecordError, Shorts
+from engine.record.schema import BIN_S, NOTHING, PART, RATE_STEP, RATES_LEFT, READ, STEPS, Floats, RecordError, Shorts
+from engine.telemetry.text import clean
 
+MOST_TEXT = 10_000
 KEPT = 256
 """Unpacked blocks that are kept, 120 kB each at most."""
 
@@ -71,13 +73,17 @@ class Reader:
         try:
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
             told = dict(self._db.execute("select key, value from meta").fetchall())
-            if told.get("format") != FORMAT:
+            if told.get("format") not in READ:
                 raise RecordError(
-                    f"{path} is a recording of another format ({told.get('format')}); this reads {FORMAT}."
+                    f"{path} is a recording of another format ({told.get('format')}); this reads {' and '.join(READ)}."
                 )
-            self.cluster, self.inventory = str(told.get("cluster", "")), str(told.get("inventory", ""))
+            self._has_rates = told["format"] != READ[0]
+            self.cluster, self.inventory = (
+                clean(str(told.get("cluster", ""))),
+                _harmless(str(told.get("inventory", ""))),
+            )
             found = self._db.execute("select node, slot from gpu order by row")
-            self.gpus = tuple((str(node), int(slot)) for node, slot in found)
+            self.gpus = tuple((clean(str(node)), int(slot)) for node, slot in found)
             self._span()
         except (sqlite3.Error, ValueError) as error:
             raise RecordError(f"{path} is no recording that can be read: {error}.") from None
@@ -157,6 +163,18 @@ class Reader:
         found = self.window(at, at, metrics)
         return at, {name: rows[-1] for name, rows in found.metrics.items()}
 
+    def rates(self, moment: float) -> Floats | None:
+        """What single links carried around a moment: (2, link) GB/s, received and sent, in the order of the nodes' last
+        `links` events; None where nothing is left of it."""
+        if not self._has_rates:
+            return None
+        last = "select data from rate where start = (select max(start) from rate where start <= ?) and start > ?"
+        found = self._rows(last, (moment, moment - RATES_LEFT * BIN_S))
+        try:
+            return packing.values(packing.unraw(found[0][0], (2, -1)), RATE_STEP) if found else None
+        except (zlib.error, ValueError) as error:
+            raise RecordError(f"{self.path} cannot be read: {error}.") from None
+
     def is_thin(self, begin: float, end: float) -> bool:
         """Whether anything of a stretch is kept as mean, least and largest only."""
         words = "select count(*) from minute where end >= ? and start <= ? and step_s > 0"
@@ -192,11 +210,11 @@ class Reader:
         words = f"select id, time, kind, subject, data from event where {where}{asked} order by id"
         for id, time, kind, subject, data in self._rows(words, (*values, *kinds)):
             try:
-                found = json.loads(data)
+                found = json.loads(_harmless(data))
             except ValueError:
                 continue  # a line of a file that somebody changed by hand
             if isinstance(found, dict):
-                yield Told(id, time, kind, subject, found)
+                yield Told(id, time, clean(kind), clean(subject), found)
 
     def _rows(self, words: str, values: Iterable[object]) -> list[Any]:
         try:
@@ -230,6 +248,21 @@ class Reader:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)
         return self._blocks[key]
+
+
+def _harmless(data: str) -> str:
+    """JSON whose texts no terminal would act on: somebody else may have made the file."""
+    if data.isprintable() and "\\u" not in data:
+        return data
+    return json.dumps(_cleaned(json.loads(data)))
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value, MOST_TEXT)
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(of) for key, of in value.items()}
+    return [_cleaned(of) for of in value] if isinstance(value, list) else value
 
 
 def read(path: Path, metrics: Iterable[str] = tuple(STEPS)) -> Series:

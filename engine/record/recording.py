@@ -16,7 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.record import packing
-from engine.record.schema import BIN_S, FORMAT, LINKS, MINUTE_TICKS, PART, STEPS, TABLES, Floats, RecordError
+from engine.record.links import Links
+from engine.record.schema import (
+    BIN_S,
+    FORMAT,
+    LINKS,
+    MINUTE_TICKS,
+    PART,
+    RATE_STEP,
+    RATES_LEFT,
+    STEPS,
+    TABLES,
+    Floats,
+    RecordError,
+)
 from engine.telemetry.snapshot import Snapshot
 
 THIN_AFTER_S = 3600.0
@@ -25,6 +38,7 @@ LOG_PAGES = 500
 """So long the log grows before its pages go to the file."""
 WAITING = 20_000
 """Events that are kept in memory while the disk takes none; older ones are lost."""
+_Statement = tuple[str, tuple[object, ...]]
 _STEP = np.array(list(STEPS.values()))[:, None]
 
 
@@ -51,6 +65,7 @@ class Recorder:
         self._waiting: deque[tuple[float, str, str, str]] = deque(maxlen=WAITING)
         self._matched_of: tuple[object, list[int], list[int]] | None = None
         self._links_of: tuple[object, object, npt.NDArray[np.int64]] | None = None
+        self._links, self._thinned_until = Links(), -math.inf
         try:
             self._db = sqlite3.connect(path, check_same_thread=False)
             self._db.executescript("pragma journal_mode = wal; pragma synchronous = normal;" + TABLES)
@@ -74,12 +89,21 @@ class Recorder:
         columns = np.full((len(STEPS), len(self._gpus)), np.nan)
         for at, name in enumerate(STEPS):
             columns[at, ours] = (self._linked(snapshot, name) if name in LINKS else snapshot.gpus[name])[theirs]
-        self.write_columns(snapshot.time, columns)
+        carried = self._links.take(snapshot.links, snapshot.time)
+        for kind, subject, data in carried.news:
+            self.event(snapshot.time, kind, subject, data)
+        self.write_columns(snapshot.time, columns, carried.rates, carried.start)
 
-    def write_columns(self, time: float, columns: Floats) -> None:
-        """The same from values (metric, GPU) in the order of STEPS."""
+    def write_columns(
+        self, time: float, columns: Floats, links: Floats | None = None, since: float | None = None
+    ) -> None:
+        """The same from values (metric, GPU) in the order of STEPS, and what `links` (2, link) carried `since` then."""
         data = packing.raw(packing.whole(columns, _STEP))
-        self._commit("a second", [("insert into second values (?, ?, ?)", (self._tick + 1, time, data))])
+        written: list[_Statement] = [("insert into second values (?, ?, ?)", (self._tick + 1, time, data))]
+        if links is not None and links.size:
+            rates = packing.raw(packing.whole(links, RATE_STEP))
+            written.append(("insert or replace into rate values (?, ?, ?)", (since, time, rates)))
+        self._commit("a second", written)
         self._tick += 1
         self._seconds += 1
         if self._seconds >= MINUTE_TICKS:
@@ -94,7 +118,7 @@ class Recorder:
         if self._waiting:
             self._commit("an event", [])
 
-    def _commit(self, what: str, statements: list[tuple[str, tuple[object, ...]]]) -> None:
+    def _commit(self, what: str, statements: list[_Statement]) -> None:
         waiting = list(self._waiting)
 
         def all_of_it() -> None:
@@ -176,6 +200,7 @@ class Recorder:
         old = "select id, ticks, times from minute where step_s = 0 and end < ? order by end limit 2"
         for minute, ticks, times in self._db.execute(old, (now - self._thin_after_s,)).fetchall():
             self._thin(minute, ticks, np.frombuffer(zlib.decompress(times)))
+        self._thin_rates(now - self._thin_after_s)
         while self._bytes() > self._most_bytes:
             oldest = self._db.execute("select id, end from minute order by end limit 2").fetchall()
             if len(oldest) < 2:
@@ -184,6 +209,7 @@ class Recorder:
             self._db.execute("delete from block where minute = ?", (minute,))
             self._db.execute("delete from minute where id = ?", (minute,))
             self._db.execute("delete from event where kind = 'step' and time <= ?", (end,))
+            self._db.execute("delete from rate where start <= ?", (end,))
 
     def _thin(self, minute: int, ticks: int, times: Floats) -> None:
         bins = np.floor(times / BIN_S).astype(np.int64)
@@ -199,6 +225,17 @@ class Recorder:
                 "update block set data = ? where minute = ? and metric = ? and part = ?", (thin, minute, metric, part)
             )
         self._minute(times[starts], len(starts), BIN_S, minute)
+
+    def _thin_rates(self, until: float) -> None:
+        """Of the rows of whole minutes that began by then, and were not looked at before, leave the first of each."""
+        apart = RATES_LEFT * BIN_S
+        until -= until % apart
+        kept: dict[float, float] = {}
+        words = "select start from rate where start >= ? and start < ? order by start"
+        for (start,) in self._db.execute(words, (self._thinned_until, until)).fetchall():
+            if kept.setdefault(start // apart, start) != start:
+                self._db.execute("delete from rate where start = ?", (start,))
+        self._thinned_until = max(until, self._thinned_until)
 
     def _bytes(self) -> int:
         pages, free, size = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -53,10 +54,25 @@ class NodeLinks:
     """The links of one node. `rx` and `tx` in GB/s, `errors` since the driver started; NaN where none is known."""
 
     def __init__(self) -> None:
-        self.facts: tuple[LinkFacts, ...] = ()
         self.labels = Labels((), (), (), (), ())
         self.peak = self.most = self.rx = self.tx = self.errors = self.well = np.zeros(0)
         self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self.labels.gpu)
+
+    def restore(self, labels: Labels, peak: Sequence[float | None]) -> None:
+        """Take links as they once were; ValueError when the columns differ in length."""
+        counts = {len(peak), *(len(getattr(labels, name)) for name in Labels.__slots__)}
+        if len(counts) != 1:
+            raise ValueError(f"Links with columns of different lengths ({sorted(counts)}).")
+        self.labels, self.peak = labels, np.array(peak, float)
+        self._judge()
+        self.rx = self.tx = self.errors = np.full(len(labels.gpu), np.nan)
+
+    def count(self, errors: Sequence[float | None]) -> None:
+        """Take their errors so far; a list of another length speaks of other links."""
+        self.errors = np.array(errors if len(errors) == len(self) else [np.nan] * len(self), float)
 
     def clear(self) -> None:
         """Forget the rates: the node is gone."""
@@ -66,21 +82,23 @@ class NodeLinks:
         """Take a tick's rates; True when the links themselves changed."""
         changed = tick.links is not None
         if tick.links is not None:
-            self.facts, self.labels = _known(tick.links[:MOST])
-            self.peak = np.array([link.gb_s or link.best_gb_s or math.nan for link in self.facts], float)
-            self.well = np.array([state == "active" or state == "unknown" for state in self.labels.state], float)
+            facts, self.labels = _known(tick.links[:MOST])
+            self.peak = np.array([link.gb_s or link.best_gb_s or math.nan for link in facts], float)
+            self._judge()
             self.most = np.nan_to_num(self.peak * SLACK, nan=math.inf)
-            self.errors = np.full(len(self.facts), np.nan)
+            self.errors = np.full(len(facts), np.nan)
         self.rx, self.tx = self._rates(tick)
         if tick.link_errors is not None:
-            known = len(tick.link_errors) == len(self.facts)
-            self.errors = np.array(tick.link_errors if known else [np.nan] * len(self.facts), float)
+            self.count(tick.link_errors)
         return changed
+
+    def _judge(self) -> None:
+        self.well = np.array([state in ("active", "unknown") for state in self.labels.state], float)
 
     def _rates(self, tick: Tick) -> Floats:
         """Received and sent, GB/s, within what the links can carry; others become NaN and are counted. Lists of another
         length speak of other links and are not taken."""
-        count = len(self.facts)
+        count = len(self)
         if len(tick.rx_mb_s) != count or len(tick.tx_mb_s) != count:
             return np.full((2, count), np.nan)
         rates = np.array((tick.rx_mb_s, tick.tx_mb_s), float)

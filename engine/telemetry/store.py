@@ -322,17 +322,17 @@ class Store:
         return GpuTable(*self._named(), dict(zip(COLUMNS, values, strict=True)), codes, self._processes)
 
     def _links(self) -> LinkTable:
-        nodes = [of for of in self._nodes.values() if of.links.facts]
+        nodes = [of for of in self._nodes.values() if len(of.links)]
         if self._link_labels is None:
             labels = [of.links.labels for of in nodes]
             self._link_labels = (
-                tuple(chain.from_iterable([of.name] * len(of.links.facts) for of in nodes)),
+                tuple(chain.from_iterable([of.name] * len(of.links) for of in nodes)),
                 tuple(chain.from_iterable(of.gpu for of in labels)),
                 tuple(chain.from_iterable(of.kind for of in labels)),
                 tuple(chain.from_iterable(of.name for of in labels)),
                 tuple(chain.from_iterable(of.state for of in labels)),
                 tuple(chain.from_iterable(of.to for of in labels)),
-                _ranges([(of.name, len(of.links.facts)) for of in nodes]),
+                _ranges([(of.name, len(of.links)) for of in nodes]),
             )
 
         def column(name: str) -> Floats:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ import pytest
 from engine.act.action import Stage, Throttle
 from engine.act.alarm import State
 from engine.control.control import Refused
+from engine.control.events import Published
 from engine.control.recording import Recording, inventory
 from engine.control.replay import Replay
 from engine.control.whatif import what_if
@@ -53,6 +55,47 @@ def test_a_moment_is_shown_as_it_was(tmp_path: Path) -> None:
     times, values = replay.store.history("temperature_c", 11)
     assert times[-1] == replay.snapshot.time
     assert list(values[-30:]) == [55 + second // 10 for second in range(170, 200)]
+
+
+def test_links_and_processes_are_shown_as_they_were(tmp_path: Path) -> None:
+    replay = Replay(recorded(tmp_path))
+    want = still(tmp_path / "made").control.snapshot
+    for second in (0, 150, 151, 199):
+        replay.seek(BEGAN + second)
+        links = replay.snapshot.links
+        for label in ("node", "gpu", "kind", "name", "state", "to", "of"):
+            assert getattr(links, label) == getattr(want.links, label), label
+        for column in ("rx_gb_s", "tx_gb_s", "peak_gb_s", "errors", "well"):
+            assert np.allclose(links[column], want.links[column], atol=0.051, equal_nan=True), column
+        assert replay.snapshot.gpus.processes == want.gpus.processes
+    assert replay.snapshot.gpus.processes[3][0].pid == 4003
+
+
+def test_a_link_that_fails_and_a_process_that_ends_are_so_from_then_on(tmp_path: Path) -> None:
+    path, control = tmp_path / "run.rks", still(tmp_path).control
+    recording, first = Recording(control, path), control.snapshot
+    for second in range(60):
+        links, gpus = first.links, first.gpus
+        columns = {name: values.copy() for name, values in links.columns.items()}
+        columns["rx_gb_s"][5] = second
+        if second >= 30:
+            columns["errors"][5], columns["well"][5] = 7, 0
+            links = replace(links, state=("active",) * 5 + ("inactive",) + links.state[6:])
+            gpus = replace(gpus, processes=((), *gpus.processes[1:]))
+        links = replace(links, columns=columns)
+        control.snapshot = replace(first, time=NOON + second, links=links, gpus=gpus)
+        control._tell(Published(control.snapshot))
+        recording._thread.submit(lambda: None).result()
+    recording.close()
+    replay = Replay(path)
+    for second in (55, 12, 35, 29, 30):  # on and back
+        replay.seek(NOON + second)
+        shown, failed = replay.snapshot, second >= 30
+        assert shown.links.state[5] == ("inactive" if failed else "active"), second
+        assert (shown.links["well"][5], np.nan_to_num(shown.links["errors"][5])) == ((0, 7) if failed else (1, 0))
+        assert len(shown.gpus.processes[0]) == (not failed)
+        mean_of_its_ten = second // 10 * 10 + 4.5
+        assert shown.links["rx_gb_s"][5] == pytest.approx(mean_of_its_ten, abs=0.06)
 
 
 def test_alarms_and_actions_stand_as_they_stood(tmp_path: Path) -> None:

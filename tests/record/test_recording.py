@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -180,8 +181,6 @@ def test_no_room_left_in_the_file_system_costs_seconds_and_no_event(tmp_path: Pa
 
 
 def _blobs(path: Path) -> list[bytes]:
-    import sqlite3
-
     return [row[0] for row in sqlite3.connect(path).execute("select data from block")]
 
 
@@ -219,7 +218,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(tmp_path: Path) ->
     told, path, written = seconds(tmp_path, 150), tmp_path / "run.rks", []
     recorder = Recorder(path, "c", GPUS)
     (pages,) = recorder._db.execute("pragma page_count").fetchone()
-    recorder._db.execute(f"pragma max_page_count = {pages + 2}")
+    recorder._db.execute(f"pragma max_page_count = {pages + 6}")
     for snapshot in told[:-1]:
         try:
             recorder.write(snapshot)
@@ -231,6 +230,60 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(tmp_path: Path) ->
     recorder.write(told[-1])
     recorder.close()
     assert list(reading.read(path).times) == [*written, told[-1].time]
+
+
+def test_of_old_minutes_one_row_of_links_is_left(tmp_path: Path) -> None:
+    told, path = seconds(tmp_path, 400), tmp_path / "run.rks"
+    recorder = Recorder(path, "c", GPUS, thin_after_s=120)
+    for snapshot in told:
+        recorder.write(snapshot)
+    recorder.close()
+    ends = [end for (end,) in sqlite3.connect(path).execute("select start from rate order by start")]
+    minutes = [end // 60 for end in ends]
+    thinned = told[-1].time - 60 - 120  # the last whole minute was folded up to a minute ago
+    old = [m for m, end in zip(minutes, ends, strict=True) if end < thinned - 60]
+    assert len(old) >= 3
+    assert len(set(old)) == len(old)
+    assert sum(end > told[-1].time - 120 for end in ends) >= 11
+    with Reader(path) as reader:
+        for moment in (told[0].time, told[75].time, told[333].time):
+            rates = reader.rates(moment)
+            assert rates is not None
+            assert rates.shape == (2, len(told[0].links))
+        assert reader.rates(told[0].time - 3600) is None
+
+
+def test_nothing_of_a_recording_speaks_to_the_terminal(tmp_path: Path) -> None:
+    """The file may come from anybody."""
+    path, bad = tmp_path / "run.rks", "a\x1b]52;c;eA==\x07b\u202e"
+    recorder = Recorder(path, bad, [(bad, 0)], json.dumps({"name": bad, "nodes": [{"name": bad}]}))
+    for kind in ("node", "alarm", "ticket", bad):
+        recorder.event(1.0, kind, bad, {"reason": bad, "gpus": [[{"name": bad}]], bad: 1})
+    recorder.write_columns(2.0, np.zeros((len(STEPS), 1)))
+    recorder.close()
+    with Reader(path) as reader:
+        told = [reader.cluster, reader.gpus[0][0], *(f"{e.kind}{e.subject}" for e in reader.story().events)]
+        told += [json.dumps(e.data, ensure_ascii=False) for e in reader.story().events]
+        told.append(json.dumps(json.loads(reader.inventory), ensure_ascii=False))
+    assert len(told) == 2 + 4 + 4 + 1
+    for text in told:
+        assert text.isprintable(), text
+        assert "a]52;c;eA==b" in text
+
+
+def test_a_recording_without_links_can_still_be_read(tmp_path: Path) -> None:
+    """As they were written before there were any."""
+    path = tmp_path / "run.rks"
+    recorder = Recorder(path, "c", GPUS)
+    for snapshot in seconds(tmp_path, 3):
+        recorder.write(snapshot)
+    recorder.close()
+    with sqlite3.connect(path) as db:
+        db.execute("drop table rate")
+        db.execute("update meta set value = '2' where key = 'format'")
+    with Reader(path) as reader:
+        assert len(reader.window(reader.start, reader.end).times) == 3
+        assert reader.rates(reader.end) is None
 
 
 def test_a_recording_is_never_written_over(tmp_path: Path) -> None:

@@ -100,6 +100,29 @@ async def test_what_if_shows_the_twin_beside_what_came(tmp_path: Path) -> None:
         assert replay.tickets == ()
 
 
+@pytest.mark.parametrize(
+    ("keys", "title"),
+    [
+        (["t", "down", "left"], "Power limit of n04 to 550 W"),
+        (["m"], "Microbatch of pretrain-8b from 2 to 1"),
+    ],
+)
+async def test_every_key_that_acts_asks_what_if(tmp_path: Path, keys: list[str], title: str) -> None:
+    async with replaying(tmp_path) as (c, replay):
+        await c.press("right_curly_bracket", *keys)
+        assert isinstance(c.app.screen, ActPanel)
+        asked = text_of(c.app, "#panel-body")
+        assert "nothing is sent" in asked
+        assert "Leased" not in asked
+        assert title in asked
+        await c.press("enter")
+        await until(lambda: isinstance(c.app.screen, WhatIfScreen))
+        assert title in text_of(c.app, "#panel-body")
+        await c.press("escape", "r")
+        await c.shows("nothing is sent", "#panel-body")
+        assert replay.tickets == ()
+
+
 async def test_its_keys_are_offered_in_a_recording_alone(tmp_path: Path) -> None:
     folder = tmp_path / "live"
     folder.mkdir()
