@@ -97,6 +97,7 @@ class RacksideApp(Intervening):
         self.searched: Searched | None = None
         self._looked = -REPLAN_S
         self._make_widgets()
+        self.links.as_matrix = look.links_matrix
         self.racks.metric = next((m for m in METRICS if m.key == look.metric), METRICS[0])
         self.racks.zoom = Zoom(look.zoom) if look.zoom in tuple(Zoom) else None
         for action in actions(self.replay is not None):
@@ -115,7 +116,7 @@ class RacksideApp(Intervening):
     def look(self) -> Look:
         """What is worth keeping until the next session."""
         zoom = None if self.racks.zoom is None else int(self.racks.zoom)
-        return Look(self.theme, self.pane, self.racks.metric.key, zoom, self.links_of_all)
+        return Look(self.theme, self.pane, self.racks.metric.key, zoom, self.links_of_all, self.links.as_matrix)
 
     def _make_widgets(self) -> None:
         """All of them from the start: steps, snapshots and sizes also arrive while the screen comes or goes."""
@@ -336,7 +337,8 @@ class RacksideApp(Intervening):
     def action_search_plans(self) -> None:
         from tui import plan_keys  # the screen and its search come with the key
 
-        plan_keys.search(self)
+        if refused := plan_keys.search(self):
+            self.notify(refused, severity="warning", markup=False)
 
     def action_pane_alarms(self) -> None:
         self.show_pane("alarms")

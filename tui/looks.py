@@ -21,6 +21,7 @@ class Look(msgspec.Struct, frozen=True):
     metric: str = "temperature"
     zoom: int | None = None
     links_of_all: bool = False
+    links_matrix: bool = False
 
 
 def default_path() -> Path:

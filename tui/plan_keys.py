@@ -25,21 +25,17 @@ class Searched:
     board: Board
 
 
-def search(app: RacksideApp) -> None:
-    """Find all plans for the current job on its rack as it is, or go back to those that were found."""
+def search(app: RacksideApp) -> str:
+    """Find all plans for the current job on its rack as it is, or go back to those that were found. Returns why not, or
+    an empty string."""
     job, control = app.control.jobs.current, app.control
     if job is None or not job.attached:
-        app.notify(
-            "There is no job whose model could be planned for. Without one: rackside plans --model M --cluster C.",
-            severity="warning",
-        )
-        return
+        return "There is no job whose model could be planned for. Without one: rackside plans --model M --cluster C."
     now, last = control.conditions(), app.searched
     try:
         space = spaces.of_job(job, control.cluster, control.snapshot, now)
     except ProfileError as error:
-        app.notify(str(error), severity="warning", markup=False)
-        return
+        return str(error)
     if last is None or (last.job, last.microbatch, last.now) != (job.key, job.microbatch, now):
         last = Searched(job.key, job.microbatch, now, Board())
     app.searched = last
@@ -49,3 +45,4 @@ def search(app: RacksideApp) -> None:
             app.notify(wrong, severity="warning", markup=False)
 
     app.push_screen(PlansScreen(space, last.board, app.plain, inside=True), left)
+    return ""

@@ -14,6 +14,7 @@ from engine.control.planning import Question
 from engine.control.spaces import FRONT, TOP, Space
 from engine.plan.search import constraint
 from engine.profile import ProfileError, catalog
+from tui import looks
 from tui.board import Board
 from tui.screens.plans import PlansScreen
 
@@ -24,8 +25,10 @@ class PlansApp(App[None]):
     TITLE = "rackside plans"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True)]
 
-    def __init__(self, space: Space, plain: bool = False) -> None:
+    def __init__(self, space: Space, plain: bool = False, theme: str = "") -> None:
         super().__init__()
+        if theme in self.available_themes:
+            self.theme = theme
         plain = plain or "UTF" not in locale.getpreferredencoding(False).upper()
         self.wrong, self.plans = "", PlansScreen(space, Board(), plain, inside=False)
 
@@ -55,7 +58,8 @@ def plans(given: Any) -> int:
     like |= {"sequence": plan.sequence} if plan and plan.sequence else {}
     like |= {"batch": given.batch} if given.batch else {}
     question = Question(given.model, (given.cluster,), where=tuple(given.where), pareto=FRONT, top=TOP, **like)
-    app = PlansApp(spaces.asked(question, plan), given.ascii)
+    theme = looks.load(looks.default_path()).theme  # the console's
+    app = PlansApp(spaces.asked(question, plan), given.ascii, theme)
     app.run()
     if app.wrong:
         raise ProfileError(app.wrong)

@@ -16,12 +16,14 @@ from textual.worker import WorkerCancelled
 from engine.control.control import Control
 from engine.profile import ProfileError, catalog
 from engine.telemetry.snapshot import NodeState
+from tui import plan_keys
 from tui.app import PANES, RacksideApp
 from tui.output import write
 from tui.start import control_of
 
-SCREENS = ("racks", *PANES)
-"""`racks` is the console as it opens; the others are its panes."""
+SEARCH = "search"
+SCREENS = ("racks", *PANES, SEARCH)
+"""`racks` is the console as it opens, SEARCH all plans for its job; the others are its panes."""
 SAMPLES = 3
 """Links have a rate, and plots a line, from the second reading on."""
 LOOK_S = 0.05
@@ -69,9 +71,14 @@ async def settled(app: RacksideApp, pilot: Pilot[None], longest_s: float) -> lis
 
 
 async def picture(app: RacksideApp, pilot: Pilot[None], screen: str) -> str:
-    """The console as SVG with one of SCREENS shown."""
-    await app.run_action(f"pane_{PANES[0] if screen == 'racks' else screen}")
-    for worker in [w for w in app.workers if w.name == "plans"]:
+    """The console as SVG with one of SCREENS shown; ProfileError where there is nothing to search for."""
+    if screen == SEARCH:
+        if refused := plan_keys.search(app):
+            raise ProfileError(refused)
+        await pilot.pause()
+    else:
+        await app.run_action(f"pane_{PANES[0] if screen == 'racks' else screen}")
+    for worker in [w for w in app.workers if w.name in ("plans", "search")]:
         with suppress(WorkerCancelled):  # a newer one has taken its place
             await worker.wait()
     await pilot.pause()

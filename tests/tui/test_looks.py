@@ -9,17 +9,19 @@ from textual.widgets import Input
 
 from tests.parts.still import still
 from tui import looks, options
+from tui.cli import main
 from tui.looks import Look
+from tui.plans_app import PlansApp
 
 
 async def test_what_was_chosen_is_there_again(tmp_path: Path) -> None:
     first = still(tmp_path)
     async with first.run_test(size=(120, 36)) as pilot:
-        await pilot.press("c", "c", "minus", "n", "4")
+        await pilot.press("c", "c", "minus", "n", "v", "4")
         first.theme = "textual-light"
     looks.keep(tmp_path / "state" / "look.json", first.look)
     found = looks.load(tmp_path / "state" / "look.json")
-    assert found == Look("textual-light", "alarms", "clock", 1, links_of_all=True)
+    assert found == Look("textual-light", "alarms", "clock", 1, links_of_all=True, links_matrix=True)
     again = still(tmp_path, look=found)
     async with again.run_test(size=(120, 36)):
         assert again.look == found
@@ -51,6 +53,17 @@ async def test_every_theme_of_the_command_line_is_one(tmp_path: Path) -> None:
         app = still(tmp_path, look=Look(theme=name))
         async with app.run_test(size=(80, 24)):
             assert app.theme == name
+
+
+async def test_plans_without_a_node_look_as_the_console_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    looks.keep(looks.default_path(), Look(theme="textual-light"))
+    seen = []
+    monkeypatch.setattr(PlansApp, "run", lambda app: seen.append(app.theme))
+    assert main(["plans", "--model", "llama3-8b", "--cluster", "h100x64-400g"]) == 0
+    assert seen == ["textual-light"]
 
 
 async def test_the_racks_take_another_theme_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.parts.sshd import free_port
+from tests.parts.still import still
 from tui.cli import main
+from tui.screenshot import SEARCH, picture
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -28,6 +30,25 @@ def test_a_pane_becomes_a_picture(inventory: Path, tmp_path: Path, screen: str, 
     told = words(out)
     assert "1/1" in told, "it waited until the node was live"
     assert says in told
+
+
+async def test_all_plans_for_the_job_become_one(tmp_path: Path) -> None:
+    app = still(tmp_path)
+    async with app.run_test(size=(120, 36)) as pilot:
+        (tmp_path / "x.svg").write_text(await picture(app, pilot, SEARCH))
+    told = words(tmp_path / "x.svg")
+    assert "Plans: " in told
+    assert "tried" in told
+    assert "searching" not in told
+
+
+def test_without_a_job_there_is_nothing_to_search_for(
+    inventory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.svg"
+    assert main(["screenshot", SEARCH, "-o", str(out), "--cluster", str(inventory)]) == 2
+    assert "There is no job whose model could be planned for." in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_node_that_does_not_answer_is_drawn_and_named(
