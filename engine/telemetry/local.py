@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from engine.telemetry.child import Child
 from engine.telemetry.keeper import Keeper
 from engine.telemetry.loader import BOOTSTRAP, probe_payload
 from engine.telemetry.reading import Result
@@ -21,6 +22,9 @@ from engine.telemetry.source import Backoff, SourceError
 from engine.telemetry.store import Store
 from engine.telemetry.streams import Reader, Writer
 from engine.telemetry.text import clean
+
+PROBE = (sys.executable, "-u", "-c", BOOTSTRAP)
+PATIENCE_S = 3.0
 
 
 class LocalSource:
@@ -47,22 +51,22 @@ class LocalSource:
 
     async def _once(self, store: Store) -> None:
         """The probe; where NVML is not there, the tools that are."""
-        process = await self._start(sys.executable, "-u", "-c", BOOTSTRAP)
-        heard = Overheard(_output(process), self._others)
-        await self._follow(process, Session(self.name, heard, _input(process), store), probe_payload(*self._named))
+        child = await _started(*PROBE)
+        heard = Overheard(child.output, self._others)
+        await self._follow(child, Session(self.name, heard, child.input, store), probe_payload(*self._named))
         if heard.instead:
             skip = "" if heard.instead.startswith("the module") else TOOLS[0]
-            process = await self._start("sh", "-s")
+            child = await _started("sh", "-s")
             keeper = Keeper(self.name, self._python)
-            session = ShellSession(self.name, _output(process), store, self._interval_s, heard.instead, keeper)
-            await self._follow(process, session, shell_payload(*self._named, skip))
+            session = ShellSession(self.name, child.output, store, self._interval_s, heard.instead, keeper)
+            await self._follow(child, session, shell_payload(*self._named, skip))
             if session.state.refusal:
                 raise SourceError(session.state.refusal, slow=True)
 
     async def _python(self) -> tuple[Reader, Writer, Callable[[], None]]:
         """This interpreter, that waits for a program."""
-        process = await self._start(sys.executable, "-u", "-c", BOOTSTRAP)
-        return _output(process), _input(process), _input(process).close
+        child = await _started(*PROBE)
+        return child.output, child.input, child.input.close
 
     @property
     def _named(self) -> tuple[float, str]:
@@ -72,31 +76,15 @@ class LocalSource:
         names = TOOLS if trouble.startswith("the module") else AMD_TOOLS
         return any(shutil.which(name, path=_path()) for name in names)
 
-    async def _start(self, *command: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C", "PATH": _path()},
-            start_new_session=True,  # Ctrl+C belongs to the screen; a reader ends at the end of its input
-        )
-
-    async def _follow(
-        self, process: asyncio.subprocess.Process, session: Session | ShellSession, payload: bytes
-    ) -> None:
+    async def _follow(self, child: Child, session: Session | ShellSession, payload: bytes) -> None:
         """Feed the store until the reader's output ends."""
         try:
-            _input(process).write(payload)
+            child.input.write(payload)
             self._session = session
             await session.run()
         finally:
             self._session = None
-            _input(process).close()
-            try:
-                await asyncio.wait_for(process.wait(), 3)
-            except TimeoutError:
-                pass  # stuck in the driver: never killed, it ends by itself when the driver lets go
+            await child.end(PATIENCE_S)
 
     async def command(self, command: dict[str, Any], timeout_s: float) -> Result:
         """Send a command to the probe."""
@@ -112,14 +100,8 @@ class LocalSource:
             raise SourceError(f"the job's socket {clean(path)} does not open: {error.strerror}") from None
 
 
-def _output(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
-    assert process.stdout is not None
-    return process.stdout
-
-
-def _input(process: asyncio.subprocess.Process) -> asyncio.StreamWriter:
-    assert process.stdin is not None
-    return process.stdin
+async def _started(*command: str) -> Child:
+    return await Child.start(*command, environment={**os.environ, "LC_ALL": "C", "PATH": _path()})
 
 
 def _path() -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from engine.act.action import Stage
+from engine.telemetry.child import Child
 from engine.telemetry.snapshot import NodeState
 from tests.parts.console import console
 from tests.parts.jobs import training
@@ -38,6 +44,30 @@ async def test_the_whole_loop_on_this_machine(
         assert (await c.does(c.control.propose_microbatch(job, 2))).stage is Stage.DONE
         await c.job(lambda j: j.microbatches == (8, 8))
     await until(lambda: nvml.limits() == {3: 700000}, what="the limit given back when the console ends")
+
+
+def test_a_reader_that_is_stuck_is_left_to_end_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives the loop, is not killed, and nothing is raised when it ends at last."""
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+
+    async def stuck() -> int:
+        script = "import sys; print('up', flush=True); sys.stdin.read()"
+        child = await Child.start(sys.executable, "-c", script, environment=os.environ)
+        assert await child.output.readline() == b"up\n"
+        pid = child._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        await child.end(0.05)
+        return pid
+
+    pid = asyncio.run(stuck())
+    gc.collect()
+    assert raised == []
+    assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    os.kill(pid, signal.SIGCONT)
+    asyncio.run(until(lambda: not Path(f"/proc/{pid}").exists(), what="its end, and nothing left of it"))
+    gc.collect()
+    assert raised == []
 
 
 async def test_a_machine_without_a_driver_says_so(here: Path) -> None:
