@@ -12,6 +12,9 @@ from engine.control.slurm import Ran, Run
 from engine.telemetry.text import clean
 
 ENDING_LOOKS, ENDING_LOOK_S = 60, 0.5
+START = "now+3"
+"""When a requeued job may start, in seconds. The node refuses to start it in the very second in which it ended it: its
+right to start, dated to the second, is then taken to be that of the run before, and the job fails."""
 PLAN_NAME = "rackside-{job}.plan"
 
 
@@ -65,7 +68,7 @@ async def _start_soon(run: Run, job: str) -> None:
     for _ in range(ENDING_LOOKS):
         told = await run(("scontrol", "show", "job", job))
         if not isinstance(told, Ran) or told.code or "JobState=PENDING" in told.out:
-            await run(("scontrol", "update", f"JobId={job}", "StartTime=now"))
+            await run(("scontrol", "update", f"JobId={job}", f"StartTime={START}"))
             return
         await asyncio.sleep(ENDING_LOOK_S)
 
