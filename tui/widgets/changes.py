@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import zip_longest
+from itertools import compress, count
+from operator import ne
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual.geometry import Region
 
@@ -13,12 +15,18 @@ def changed(y: int, before: Iterable[Segment], after: Iterable[Segment], width: 
     """The piece of line `y` that looks otherwise now, None when none does: from the first segment that differs to the
     last, or to the end from one that ends at another place. One piece, as Textual sends a widget's line from its left
     edge to the end of each piece again."""
-    x, begin, end = 0, -1, -1
-    for was, now in zip_longest(before, after):
-        if was is None or now is None or was.cell_length != now.cell_length:
-            begin, end = x if begin < 0 else begin, width
-            break
-        if was != now:
-            begin, end = x if begin < 0 else begin, x + now.cell_length
-        x += now.cell_length
-    return Region(begin, y, end - begin, 1) if 0 <= begin < end else None
+    was, now = list(before), list(after)
+    differ = list(compress(count(), map(ne, was, now)))  # most are the very same ones, which C sees at once
+    shorter = min(len(was), len(now))
+    if len(was) != len(now):
+        differ.append(shorter)
+    if not differ:
+        return None
+    moved = any(at == shorter or was[at].cell_length != now[at].cell_length for at in differ)
+    begin = _cells(now[: differ[0]])
+    end = width if moved else begin + _cells(now[differ[0] : differ[-1] + 1])
+    return Region(begin, y, end - begin, 1) if begin < end else None
+
+
+def _cells(segments: list[Segment]) -> int:
+    return cell_len("".join(s.text for s in segments))

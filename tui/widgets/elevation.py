@@ -20,7 +20,19 @@ from engine.profile import Cluster
 from engine.telemetry.snapshot import NodeState, NodeStatus, Snapshot
 from tui.metrics import METRICS, Metric
 from tui.widgets.changes import changed
-from tui.widgets.glyphs import READ, STATE_MARK, UNREAD, Shades, by_node, cell, chosen_dot, dots, node_dots, shaded
+from tui.widgets.glyphs import (
+    READ,
+    STATE_MARK,
+    UNREAD,
+    Shades,
+    by_node,
+    cell,
+    chosen_dot,
+    dots,
+    merged,
+    node_dots,
+    shaded,
+)
 from tui.widgets.layout import CELL, NAME, PER_ROW, Block, Kind, Layout, Spot, Zoom, fitting, lay_out, visible
 
 PLAIN, DIM = Style.null(), Style(dim=True)
@@ -30,6 +42,11 @@ RACK = Style(bold=True, underline=True)
 @lru_cache(maxsize=256)
 def _gap(columns: int) -> Segment:
     return Segment(" " * columns, PLAIN)
+
+
+@lru_cache(maxsize=4096)
+def _name(rack: str, gap: int) -> Segment:
+    return Segment(f"{'':<{gap}}{rack[: NAME - 1]:<{NAME}}", DIM)
 
 
 class Elevation(ScrollView, can_focus=True):
@@ -114,7 +131,7 @@ class Elevation(ScrollView, can_focus=True):
             self.scroll_to_region(Region(spot.x, spot.y - above, spot.width, 1 + above), animate=False, force=True)
 
     def _recolour(self) -> None:
-        snapshot, metric = self._snapshot, self.metric
+        snapshot, metric, before = self._snapshot, self.metric, self._dots
         if snapshot is not None:
             self._shades = shaded(snapshot.gpus, self._alarmed, self._ahead, metric)
             if self._drawing.zoom is Zoom.NODES:
@@ -122,7 +139,16 @@ class Elevation(ScrollView, can_focus=True):
                 self._dots = node_dots(snapshot.nodes, self._of_nodes, metric)
             elif self._drawing.zoom is Zoom.GPUS:
                 self._dots = dots(self._shades, metric)
-        self._changed()
+        self._changed(self._otherwise(before))
+
+    def _otherwise(self, before: list[Segment]) -> set[int] | None:
+        """Lines on which a node looks otherwise than `before`; None where all have to be compared."""
+        if self._drawing.zoom is not Zoom.NODES or len(before) != len(self._dots):
+            return None
+        at = self._drawing.at
+        return {
+            at[node, -1].y for node, (was, now) in enumerate(zip(before, self._dots, strict=True)) if was is not now
+        }
 
     @property
     def told(self) -> str:
@@ -182,26 +208,28 @@ class Elevation(ScrollView, can_focus=True):
         cursor = self.cursor
         x = begins = min(first, blocks[0].x) if blocks else first
         for block in blocks:
-            if block.x > x:
-                segments.append(_gap(block.x - x))
-            segments += self._block(block, cursor)
+            segments += self._block(block, block.x - x, cursor)
             x = block.x + block.filled
-        strip = Strip(segments, x - begins)
-        if begins < first or x > first + width:
+        if (rest := first + width - x) > 0:
+            segments.append(_gap(rest))
+        strip = Strip(segments, max(x, first + width) - begins)
+        if strip.cell_length > width:
             strip = strip.crop(first - begins, first - begins + width)
-        strip = strip.extend_cell_length(width, PLAIN)
         return strip if self._ground is None else strip.apply_style(self._ground)
 
-    def _block(self, block: Block, cursor: tuple[int, int]) -> list[Segment]:
+    def _block(self, block: Block, gap: int, cursor: tuple[int, int]) -> list[Segment]:
+        """The block, and the columns that are free before it."""
+        if block.kind is Kind.NODES:  # thousands of GPUs: the fewer segments, the better
+            return [_name(block.rack, gap), *merged(self._node_dots(block, cursor))]
         if block.kind is Kind.RACK:
-            return [Segment(f" {block.rack}"[: block.width].ljust(block.width), RACK)]
-        if block.kind is Kind.TITLE:
-            return self._title(block)
-        if block.kind is Kind.CELLS:
-            return self._cells(block, cursor)
-        if block.kind is Kind.DOTS:
-            return self._gpu_dots(block, cursor)
-        return self._node_dots(block, cursor)
+            found = [Segment(f" {block.rack}"[: block.width].ljust(block.width), RACK)]
+        elif block.kind is Kind.TITLE:
+            found = self._title(block)
+        elif block.kind is Kind.CELLS:
+            found = self._cells(block, cursor)
+        else:
+            found = merged(self._gpu_dots(block, cursor))
+        return [_gap(gap), *found] if gap else found
 
     def _status(self, node: int) -> NodeStatus | None:
         return self._snapshot.nodes[node] if self._snapshot else None
@@ -259,7 +287,7 @@ class Elevation(ScrollView, can_focus=True):
         if cursor[0] in nodes:
             at, live = nodes.index(cursor[0]), self._state(cursor[0]) is NodeState.LIVE
             found[at] = chosen_dot(found[at], self._of_nodes, cursor[0] if live else -1)
-        return [Segment(f"{block.rack[: NAME - 1]:<{NAME}}", DIM), *found]
+        return found
 
     # Moving.
 

@@ -87,6 +87,20 @@ def dots(shades: Shades, metric: Metric) -> list[Segment]:
     return [_DOTS[key] for key in keys.tolist()]
 
 
+def merged(found: list[Segment]) -> list[Segment]:
+    """The same with neighbours of one style in one segment: what is drawn costs by the segment."""
+    out: list[Segment] = []
+    text, style = "", None
+    for dot in found:
+        if dot.style is style:
+            text += dot.text
+            continue
+        if text:
+            out.append(Segment(text, style))
+        text, style = dot.text, dot.style
+    return [*out, Segment(text, style)] if text else out
+
+
 def chosen_dot(dot: Segment, shades: Shades | None, row: int) -> Segment:
     """The same under the cursor; a row of -1 is of none that was read."""
     level = int(shades.levels[row]) if shades is not None and row >= 0 else -1

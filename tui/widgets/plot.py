@@ -19,22 +19,15 @@ def sparkline(
     steps = ASCII if plain else BLOCKS
     if width <= 0 or not len(values):
         return " " * max(width, 0)
-    bins = np.array_split(values, width) if len(values) > width else [np.array([v]) for v in values]
     known = values[~np.isnan(values)]
     if not len(known):
         return " " * width
     floor = float(known.min()) if low is None else low
     top = float(known.max()) if high is None else high
-    span = max(top - floor, 1e-9)
-    text = ""
-    for share in bins:
-        share = share[~np.isnan(share)]
-        if not len(share):
-            text += " "
-            continue
-        level = int((float(share.mean()) - floor) / span * len(steps))
-        text += steps[max(0, min(len(steps) - 1, level))]
-    return text.rjust(width)
+    means = binned(values, width)
+    levels = np.nan_to_num((means - floor) / max(top - floor, 1e-9) * len(steps)).astype(int)
+    glyphs = np.array(list(steps))[np.clip(levels, 0, len(steps) - 1)]
+    return "".join(np.where(np.isnan(means), " ", glyphs).tolist()).rjust(width)
 
 
 def columns(low: Floats, high: Floats, rows: int, bottom: float, top: float, plain: bool = False) -> list[str]:
@@ -62,8 +55,12 @@ def binned(values: Floats, width: int) -> Floats:
     """At most `width` means of neighbours, NaN where none is known."""
     if len(values) <= width:
         return values
-    parts = np.array_split(values, width)
-    return np.array([np.nan if np.all(np.isnan(p)) else float(np.nanmean(p)) for p in parts])
+    each, more = divmod(len(values), width)  # the first ones have one more
+    starts = np.arange(width) * each + np.minimum(np.arange(width), more)
+    known = ~np.isnan(values)
+    count = np.add.reduceat(known.astype(int), starts)
+    total = np.add.reduceat(np.where(known, values, 0.0), starts)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def bar(share: float, width: int, plain: bool = False, line: float | None = None) -> str:
