@@ -1,9 +1,10 @@
 """`rackside bench tui`: what the console costs, and how soon it answers a key, in a real terminal (a pty).
 
-A child process runs the console on a cluster whose readings are fed from within, once a second; another runs the same
-engine without a screen. Their difference in processor time is the screen's, the encoding for the terminal counted. The
-parent is the terminal: it counts bytes, sends keys at random moments and waits until what they drew is there and it is
-quiet, so that a refresh that comes between counts against the key.
+A child process runs the console on a cluster whose readings are fed from within, once a second. Every few seconds a
+signal has its screen hear nothing of its engine, or hear of it again: the difference in processor time, in one process
+and by turns (the middle one of all), is the screen's, the encoding for the terminal counted. The parent is the terminal: it counts bytes, sends
+keys at random moments and waits until what they drew is there and it is quiet, so that a refresh that comes between
+counts against the key.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import random
 import select
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import termios
 import time
 from argparse import Namespace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from engine.telemetry.reading import Result
@@ -32,7 +33,7 @@ from engine.telemetry.streams import Reader, Writer
 from tui.output import progress
 
 PER_NODE, NODES_A_RACK, PARTS = 8, 4, 50
-WARM_S, QUIET_S, LONGEST_S = 6.0, 0.015, 3.0
+WARM_S, TURN_S, QUIET_S, LONGEST_S = 6.0, 2.0, 0.015, 3.0
 KEYS = (b"l", b"h", b"j", b"k")
 
 
@@ -96,11 +97,12 @@ def _link(port: dict[str, Any]) -> Any:
     return convert(port, LinkFacts)
 
 
-def child(gpus: int, screen: bool) -> None:
-    """The console, or its engine alone."""
+def child(gpus: int) -> None:
+    """The console."""
     from engine.act.audit import Audit
     from engine.control.control import Control
     from engine.profile import catalog
+    from tui.start import show
 
     with tempfile.TemporaryDirectory(prefix="rackside-bench") as folder:
         lines = ["name: bench", "nodes:"]
@@ -115,41 +117,35 @@ def child(gpus: int, screen: bool) -> None:
         audit = Audit(Path(folder) / "audit.jsonl")
         policy = catalog.thermal_policy("margin")
         control = Control(catalog.cluster(str(path)), {feed.name: feed}, policy, audit, "bench", read_only=True)
-        if screen:
-            from tui.start import show
-
-            os.environ["XDG_STATE_HOME"] = folder  # the look of a first start, and no trace of this one
-            show(control, Namespace(ascii=False, keys=None, theme=None, reduced_motion=False))
-        else:
-            from tui.start import spare_the_collector
-
-            spare_the_collector()
-            asyncio.run(_engine(control))
+        _by_turns(control)
+        os.environ["XDG_STATE_HOME"] = folder  # the look of a first start, and no trace of this one
+        show(control, Namespace(ascii=False, keys=None, theme=None, reduced_motion=False))
 
 
-async def _engine(control: Any) -> None:
-    async with control.running():
-        async for _ in control.events():
-            pass
+def _by_turns(control: Any) -> None:
+    """At each signal the control says nothing any more, or speaks again."""
+    says, silent = control._tell, [False]
+    control._tell = lambda event: None if silent[0] else says(event)
+    signal.signal(signal.SIGUSR1, lambda *_: silent.append(not silent.pop()))
 
 
 def measure(gpus: int, seconds: float, width: int = 200, height: int = 60, keys: int = 200) -> dict[str, Any]:
-    """Run both children and watch them, at the same time: what else the machine does then counts for both."""
-    terminal = Terminal(_words(gpus, "screen"), width, height)
+    """Run the child and watch it."""
+    terminal = Terminal(_words(gpus), width, height)
     try:
         first_paint_s = terminal.until_painted()
-        engine = subprocess.Popen(_words(gpus, "engine"), stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            progress("the engine, and the screen beside it")
-            terminal.drain(WARM_S)
-            began, sent, cpu, cpu_alone = time.monotonic(), terminal.received, _cpu(terminal.pid), _cpu(engine.pid)
-            terminal.drain(seconds)
-            took = time.monotonic() - began
-            alone = (_cpu(engine.pid) - cpu_alone) / took
-            shown, bytes_per_s = (_cpu(terminal.pid) - cpu) / took, (terminal.received - sent) / took
-        finally:
-            engine.kill()
-            engine.wait()
+        terminal.drain(WARM_S)
+        seen, blind, received = [], [], 0
+        for _ in range(max(2, round(seconds / TURN_S))):
+            progress("the screen, and the engine without it")
+            before = terminal.received
+            seen.append(terminal.busy(TURN_S))
+            received += terminal.received - before
+            os.kill(terminal.pid, signal.SIGUSR1)
+            blind.append(terminal.busy(TURN_S))
+            os.kill(terminal.pid, signal.SIGUSR1)
+        refresh_s = median(with_it - without for with_it, without in zip(seen, blind, strict=True))
+        bytes_per_s = received / (TURN_S * len(seen))
         progress("keys")
         times = sorted(terminal.key(KEYS[i % len(KEYS)]) for i in range(keys))
     finally:
@@ -159,8 +155,8 @@ def measure(gpus: int, seconds: float, width: int = 200, height: int = 60, keys:
         "gpus": gpus,
         "terminal": [width, height],
         "first_paint_s": first_paint_s,
-        "refresh_ms": 1000 * (shown - alone),
-        "engine_ms": 1000 * alone,
+        "refresh_ms": 1000 * refresh_s,
+        "engine_ms": 1000 * median(blind),
         "key_to_paint_ms": {"p50": 1000 * times[len(times) // 2], "p99": 1000 * times[int(len(times) * 0.99)]},
         "bytes_per_s": bytes_per_s,
     }
@@ -206,6 +202,12 @@ class Terminal:
         while (left := until - time.monotonic()) > 0:
             self._read(left)
 
+    def busy(self, seconds: float) -> float:
+        """Read for so long: the processor seconds that it takes the program, a second."""
+        began, cpu = time.monotonic(), _cpu(self.pid)
+        self.drain(seconds)
+        return (_cpu(self.pid) - cpu) / (time.monotonic() - began)
+
     def key(self, key: bytes) -> float:
         """Seconds from a key, at a random moment, to the last of what it drew."""
         self.drain(random.uniform(0.05, 0.35))
@@ -231,14 +233,13 @@ class Terminal:
         os.close(self._fd)
 
 
-def _words(gpus: int, what: str) -> list[str]:
-    return [sys.executable, "-m", "tui.tui_bench", str(gpus), what]
+def _words(gpus: int) -> list[str]:
+    return [sys.executable, "-m", "tui.tui_bench", str(gpus)]
 
 
 def _cpu(pid: int) -> float:
-    """Processor seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor seconds of a process's threads so far, exactly: /proc/PID/stat counts by the hundredth."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 if __name__ == "__main__":
@@ -247,4 +248,4 @@ if __name__ == "__main__":
     from tui.cli import LOADING
 
     gc.set_threshold(LOADING)  # as the command does
-    child(int(sys.argv[1]), sys.argv[2] == "screen")
+    child(int(sys.argv[1]))
