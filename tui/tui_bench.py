@@ -2,9 +2,9 @@
 
 A child process runs the console on a cluster whose readings are fed from within, once a second. Every few seconds a
 signal has its screen hear nothing of its engine, or hear of it again: the difference in processor time, in one process
-and by turns (the middle one of all), is the screen's, the encoding for the terminal counted. The parent is the terminal: it counts bytes, sends
-keys at random moments and waits until what they drew is there and it is quiet, so that a refresh that comes between
-counts against the key.
+and by turns (the middle one of all), is the screen's, the encoding for the terminal counted. The parent is the
+terminal: it counts bytes, sends keys at random moments and waits until what they drew is there and it is quiet, so that
+a refresh that comes between counts against the key.
 """
 
 from __future__ import annotations
