@@ -157,3 +157,20 @@ def test_a_warm_node_is_the_nodes_and_not_its_gpus() -> None:
     assert not seen.odd.any()
     assert seen.node_k[16] == pytest.approx(9, abs=2)
     assert abs(seen.node_k[0]) < 2
+
+
+@pytest.mark.parametrize("unknown", [0.0, 0.3, 0.9, 1.0])
+def test_neighbours_are_those_of_the_node_however_its_gpus_are_numbered(unknown: float) -> None:
+    """All nodes at once, compared with each GPU by itself."""
+    chance = np.random.default_rng(1)
+    node = np.repeat(np.arange(9), chance.integers(1, 9, 9))
+    chance.shuffle(node)
+    off = np.where(chance.random(len(node)) < unknown, np.nan, chance.normal(0, 3, len(node)))
+    common, stray = anomaly._by_node(off, node), anomaly._stray(off, node)
+    for n in range(9):
+        known = off[node == n][~np.isnan(off[node == n])]
+        assert common[n] == pytest.approx(np.median(known) if len(known) else np.nan, nan_ok=True)
+    for row, n in enumerate(node):
+        others = np.abs(np.delete(off, row)[np.delete(node, row) == n])
+        others = others[~np.isnan(others)]
+        assert stray[row] == pytest.approx(np.quantile(others, 0.9) if len(others) else np.nan, nan_ok=True)
